@@ -1,0 +1,2 @@
+//! The chaos harness.
+fn main() {}

@@ -1,0 +1,2 @@
+//! The `virtfold` binary.
+fn main() {}
