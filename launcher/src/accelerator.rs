@@ -1,0 +1,1 @@
+//! Which accelerator really runs a guest.

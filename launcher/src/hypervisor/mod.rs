@@ -1,0 +1,112 @@
+//! What a launcher needs from a hypervisor, and the drivers that give it.
+//!
+//! A driver carries out; it decides nothing. What happens to the guest comes back as [`Event`]s, and the last of them
+//! is always [`Event::Exited`].
+
+pub mod qemu;
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use futures::future::BoxFuture;
+use tokio::net::UnixStream;
+use tokio::sync::mpsc;
+
+use crate::machine::Machine;
+
+/// Why vCPUs do not run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Paused {
+    /// Somebody asked for it.
+    ByUser,
+    /// A disk reported an error (no space, most often).
+    IoError,
+}
+
+/// What happened to a domain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// vCPUs run.
+    Running,
+    /// They do not.
+    Paused(Paused),
+    /// The guest was reset. One reset may bring many of these.
+    Reset,
+    /// The guest powered itself off; the hypervisor waits for [`Domain::quit`] or [`Domain::reset`].
+    PoweredOff,
+    /// The guest's kernel says that it panicked.
+    Panicked,
+    /// The hypervisor cannot go on with the guest.
+    Broken(String),
+    /// The guest opened or closed the agent's port.
+    AgentPort(bool),
+    /// The hypervisor process is gone.
+    Exited {
+        /// Its exit code; `None`: ended by a signal.
+        code: Option<i32>,
+        /// The signal that ended it.
+        signal: Option<i32>,
+        /// The end of what it wrote to standard error.
+        stderr: String,
+    },
+}
+
+/// A request to a hypervisor that failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The monitor is gone or does not answer.
+    #[error("the hypervisor does not answer: {0}")]
+    Deaf(String),
+    /// The monitor says no.
+    #[error("the hypervisor refused {command}: {message}")]
+    Refused {
+        /// What was asked for.
+        command: String,
+        /// Its words.
+        message: String,
+    },
+}
+
+/// A domain that did not start.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct StartError(pub String);
+
+/// A running domain. All requests may be made at any time, in any order, and concurrently.
+pub trait Domain: Send + Sync {
+    /// Process id of the hypervisor.
+    fn pid(&self) -> i32;
+    /// The machine type that came out of the wished one.
+    fn machine_type(&self) -> String;
+    /// Presses the power button.
+    fn power_button(&self) -> BoxFuture<'_, Result<(), Error>>;
+    /// Ends the hypervisor in order; its images are flushed and closed. Falls back to [`Domain::kill`] after a moment.
+    fn quit(&self) -> BoxFuture<'_, ()>;
+    /// Ends the hypervisor at once.
+    fn kill(&self);
+    /// Halts the vCPUs.
+    fn pause(&self) -> BoxFuture<'_, Result<(), Error>>;
+    /// Lets them go on.
+    fn resume(&self) -> BoxFuture<'_, Result<(), Error>>;
+    /// Presses the reset button; also starts a guest again that has powered itself off.
+    fn reset(&self) -> BoxFuture<'_, Result<(), Error>>;
+}
+
+/// A domain that has just been started, with what belongs to it.
+pub struct Started {
+    /// The handle.
+    pub domain: Arc<dyn Domain>,
+    /// What happens to it.
+    pub events: mpsc::Receiver<Event>,
+    /// The serial console, if the machine has one.
+    pub console: Option<UnixStream>,
+    /// The guest agent's channel.
+    pub agent: UnixStream,
+}
+
+/// A kind of hypervisor.
+pub trait Driver: Send + Sync {
+    /// Prepares the disks of `machine` and starts it. Descriptors are named as in [`crate::machine::Nic::fd_name`].
+    fn start(&self, machine: Machine, fds: BTreeMap<String, OwnedFd>) -> BoxFuture<'_, Result<Started, StartError>>;
+}

@@ -1,0 +1,316 @@
+//! The `qemu` driver: QEMU as a child process, spoken to over QMP, without libvirt.
+//!
+//! The monitor, the serial console and the guest agent's channel are socket pairs that QEMU inherits: there is no
+//! moment in which somebody else could take their place, and when the launcher dies they close. A second monitor
+//! listens on `qmp.sock` for people.
+//!
+//! QEMU is told to stay when the guest powers off or panics, so that the reason is known before the process ends.
+
+mod args;
+mod images;
+mod qmp;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+use tokio::io::AsyncReadExt;
+use tokio::net::UnixStream;
+use tokio::sync::{mpsc, watch};
+
+use super::{Domain, Driver, Error, Event, Paused, StartError, Started};
+use crate::config::Config;
+use crate::limits;
+use crate::machine::{Firmware, Machine};
+use qmp::{Qmp, QmpEvent};
+
+/// How often the status is asked for, should an event ever have been lost.
+const STATUS_POLL: Duration = Duration::from_secs(10);
+/// Where distributions put OVMF: (code, variables) without and with secure boot.
+const OVMF: [[(&str, &str); 2]; 2] = [
+    [
+        ("/usr/share/OVMF/OVMF_CODE_4M.fd", "/usr/share/OVMF/OVMF_VARS_4M.fd"),
+        ("/usr/share/OVMF/OVMF_CODE.fd", "/usr/share/OVMF/OVMF_VARS.fd"),
+    ],
+    [
+        ("/usr/share/OVMF/OVMF_CODE_4M.secboot.fd", "/usr/share/OVMF/OVMF_VARS_4M.ms.fd"),
+        ("/usr/share/OVMF/OVMF_CODE.secboot.fd", "/usr/share/OVMF/OVMF_VARS.ms.fd"),
+    ],
+];
+
+/// Starts machines with `qemu-system-x86_64`.
+pub struct Qemu {
+    config: Config,
+}
+
+impl Qemu {
+    /// A driver with the paths of `config`.
+    pub fn new(config: &Config) -> Self {
+        Self { config: config.clone() }
+    }
+
+    async fn boot(&self, machine: Machine, fds: BTreeMap<String, OwnedFd>) -> Result<Started, StartError> {
+        let mut images = Vec::new();
+        for disk in &machine.disks {
+            images.push(images::prepare(disk, &self.config.paths.ephemeral, &self.config.qemu_img).await?);
+        }
+        let mut taps = Vec::new();
+        for nic in &machine.nics {
+            let fd = fds.get(&nic.fd_name);
+            let fd = fd.ok_or_else(|| StartError(format!("{}: descriptor {:?} was not handed over", nic.path, nic.fd_name)))?;
+            taps.push(fd.as_raw_fd());
+        }
+        let places = args::Places {
+            qmp: self.config.share_dir.join("qmp.sock"),
+            vnc: self.config.share_dir.join("vnc.sock"),
+            efi: self.efi(machine.firmware)?,
+        };
+        let pair = || UnixStream::pair().map_err(|e| StartError(format!("making a socket pair: {e}")));
+        let (monitor, their_monitor) = pair()?;
+        let (console, their_console) = pair()?;
+        let (agent, their_agent) = pair()?;
+        let descriptors = args::Descriptors {
+            monitor: their_monitor.as_raw_fd(),
+            console: their_console.as_raw_fd(),
+            agent: their_agent.as_raw_fd(),
+            taps,
+        };
+        // QEMU expects to block where it wants to.
+        let theirs = [their_monitor, their_console, their_agent].map(|s| s.into_std().and_then(|s| s.set_nonblocking(false).map(|()| s)));
+        let mut inherited = descriptors.taps.clone();
+        for s in &theirs {
+            inherited.push(s.as_ref().map_err(|e| StartError(format!("making a socket pair: {e}")))?.as_raw_fd());
+        }
+
+        let mut command = tokio::process::Command::new(&self.config.qemu);
+        command.args(args::arguments(&machine, &images, &descriptors, &places)).args(&self.config.extra_args);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_else(|| "/usr/bin:/bin".into()));
+        crate::sys::inherit(&mut command, inherited);
+        tracing::debug!(command = ?command.as_std(), "starting qemu");
+        let child = command.spawn().map_err(|e| StartError(format!("running {}: {e}", self.config.qemu.display())))?;
+        drop(theirs);
+        drop(fds);
+        let pid = child.id().and_then(|p| i32::try_from(p).ok()).unwrap_or_default();
+        let (qmp, monitor_events) = Qmp::connect(monitor);
+        let (events, heard) = mpsc::channel(limits::EVENTS);
+        let (gone, exited) = watch::channel(false);
+        let log = tokio::spawn(wait(child, events.clone(), gone));
+
+        let greeted = tokio::select! {
+            r = greet(&qmp) => r.map_err(|e| e.to_string()),
+            () = until(exited.clone()) => Err("it ended".into()),
+        };
+        let machine_type = match greeted {
+            Ok(t) => t.unwrap_or_else(|| machine.machine_type.clone()),
+            Err(problem) => {
+                let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+                let said = log.await.unwrap_or_default();
+                let said = said.trim();
+                return Err(StartError(if said.is_empty() { format!("qemu did not start: {problem}") } else { format!("qemu did not start: {said}") }));
+            }
+        };
+        let domain = Arc::new(QemuDomain { pid, qmp: qmp.clone(), exited, machine_type });
+        tokio::spawn(translate(qmp, monitor_events, events));
+        Ok(Started { domain, events: heard, console: machine.serial.then_some(console), agent })
+    }
+
+    fn efi(&self, firmware: Firmware) -> Result<Option<(PathBuf, PathBuf)>, StartError> {
+        let Firmware::Efi { secure_boot } = firmware else { return Ok(None) };
+        let field = "spec.domain.firmware.bootloader.efi";
+        let known = &OVMF[usize::from(secure_boot)];
+        let Some((code, vars)) = known.iter().find(|(c, v)| std::path::Path::new(c).exists() && std::path::Path::new(v).exists()) else {
+            let what = if secure_boot { " with secure boot" } else { "" };
+            return Err(StartError(format!("{field}: OVMF{what} is not installed on the node")));
+        };
+        let copy = self.config.paths.ephemeral.join("efi-vars.fd");
+        let copied = std::fs::create_dir_all(&self.config.paths.ephemeral).and_then(|()| std::fs::copy(vars, &copy));
+        copied.map_err(|e| StartError(format!("{field}: copying the variables: {e}")))?;
+        Ok(Some((code.into(), copy)))
+    }
+}
+
+impl Driver for Qemu {
+    fn start(&self, machine: Machine, fds: BTreeMap<String, OwnedFd>) -> BoxFuture<'_, Result<Started, StartError>> {
+        Box::pin(self.boot(machine, fds))
+    }
+}
+
+/// Opens the conversation and asks what the wished machine type came out as.
+async fn greet(qmp: &Qmp) -> Result<Option<String>, Error> {
+    qmp.execute_within("qmp_capabilities", Value::Null, limits::QEMU_START).await?;
+    let kind = qmp.execute("qom-get", json!({"path": "/machine", "property": "type"})).await?;
+    Ok(kind.as_str().map(|t| t.trim_end_matches("-machine").to_owned()))
+}
+
+async fn until(mut flag: watch::Receiver<bool>) {
+    let _ = flag.wait_for(|f| *f).await;
+}
+
+/// Waits for the process and tells how it ended; gives back the end of its standard error.
+async fn wait(mut child: tokio::process::Child, events: mpsc::Sender<Event>, gone: watch::Sender<bool>) -> String {
+    let tail: Arc<Mutex<VecDeque<u8>>> = Arc::default();
+    let reader = child.stderr.take().map(|mut stderr| {
+        let tail = tail.clone();
+        tokio::spawn(async move {
+            let mut buffer = [0; 1024];
+            while let Ok(n @ 1..) = stderr.read(&mut buffer).await {
+                let part = buffer.get(..n).unwrap_or_default();
+                tracing::info!(target: "qemu", "{}", String::from_utf8_lossy(part).trim_end());
+                let mut tail = tail.lock().unwrap_or_else(|p| p.into_inner());
+                tail.extend(part);
+                let excess = tail.len().saturating_sub(limits::STDERR_TAIL);
+                tail.drain(..excess);
+            }
+        })
+    });
+    let status = child.wait().await;
+    if let Some(reader) = reader {
+        // Nothing else holds the pipe, so its end is near; but nothing waits on it for ever.
+        let _ = tokio::time::timeout(Duration::from_secs(1), reader).await;
+    }
+    let bytes: Vec<u8> = tail.lock().unwrap_or_else(|p| p.into_inner()).iter().copied().collect();
+    let stderr = String::from_utf8_lossy(&bytes).into_owned();
+    let (code, signal) = match status {
+        Ok(s) => (s.code(), std::os::unix::process::ExitStatusExt::signal(&s)),
+        Err(error) => {
+            tracing::error!(%error, "waiting for qemu");
+            (Some(-1), None)
+        }
+    };
+    let _ = gone.send(true);
+    let _ = events.send(Event::Exited { code, signal, stderr: stderr.clone() }).await;
+    stderr
+}
+
+/// The monitor's events, in the words of [`Event`]. A change of state is never taken from an event alone: the status
+/// is asked for, so that a burst, a loss or an old event in the queue cannot leave a wrong state behind.
+async fn translate(qmp: Qmp, mut heard: mpsc::Receiver<QmpEvent>, events: mpsc::Sender<Event>) {
+    let mut last = None;
+    let mut asked = false;
+    loop {
+        let event = tokio::select! {
+            e = heard.recv() => match e {
+                Some(e) => Some(e),
+                None => return,
+            },
+            () = tokio::time::sleep(STATUS_POLL) => None,
+            () = async {}, if !asked => None,
+        };
+        asked = true;
+        if let Some(event) = &event {
+            let translated = match event.name.as_str() {
+                "RESET" => Some(Event::Reset),
+                "VSERPORT_CHANGE" => {
+                    let open = event.data.get("open").and_then(Value::as_bool).unwrap_or(false);
+                    Some(Event::AgentPort(open))
+                }
+                "GUEST_PANICKED" => Some(Event::Panicked),
+                _ => None,
+            };
+            if let Some(e) = translated
+                && events.send(e).await.is_err()
+            {
+                return;
+            }
+            if !["STOP", "RESUME", "SHUTDOWN", "RESET", "GUEST_PANICKED"].contains(&event.name.as_str()) {
+                continue;
+            }
+        }
+        let Ok(status) = qmp.execute("query-status", Value::Null).await else { continue };
+        let state = match status.get("status").and_then(Value::as_str).unwrap_or_default() {
+            "running" => Event::Running,
+            "io-error" => Event::Paused(Paused::IoError),
+            "shutdown" => Event::PoweredOff,
+            "guest-panicked" => Event::Panicked,
+            "internal-error" => Event::Broken("the hypervisor cannot emulate what the guest does (internal-error)".into()),
+            "paused" | "prelaunch" | "suspended" | "watchdog" | "debug" | "save-vm" => Event::Paused(Paused::ByUser),
+            other => {
+                tracing::debug!(status = other, "status without a meaning here");
+                continue;
+            }
+        };
+        if last.as_ref() != Some(&state) {
+            last = Some(state.clone());
+            if events.send(state).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+struct QemuDomain {
+    pid: i32,
+    qmp: Qmp,
+    exited: watch::Receiver<bool>,
+    machine_type: String,
+}
+
+impl QemuDomain {
+    async fn simply(&self, command: &str) -> Result<(), Error> {
+        self.qmp.execute(command, Value::Null).await.map(|_| ())
+    }
+
+    fn signal(&self, signal: Signal) {
+        // The child is reaped by the task that then sets the flag: before that its number is nobody else's.
+        if !*self.exited.borrow() {
+            let _ = kill(Pid::from_raw(self.pid), signal);
+        }
+    }
+}
+
+impl Domain for QemuDomain {
+    fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    fn machine_type(&self) -> String {
+        self.machine_type.clone()
+    }
+
+    fn power_button(&self) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(self.simply("system_powerdown"))
+    }
+
+    fn quit(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async {
+            let asked = self.qmp.execute_within("quit", Value::Null, limits::QUIT_GRACE);
+            let _ = tokio::join!(asked, tokio::time::timeout(limits::QUIT_GRACE, until(self.exited.clone())));
+            self.signal(Signal::SIGKILL);
+        })
+    }
+
+    fn kill(&self) {
+        self.signal(Signal::SIGKILL);
+    }
+
+    fn pause(&self) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(self.simply("stop"))
+    }
+
+    fn resume(&self) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(self.simply("cont"))
+    }
+
+    fn reset(&self) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(async {
+            self.simply("system_reset").await?;
+            // From power-off the vCPUs stand still; cont is no error where they run.
+            let status = self.qmp.execute("query-status", Value::Null).await?;
+            match status.get("status").and_then(Value::as_str) {
+                Some("shutdown" | "prelaunch" | "guest-panicked") => self.simply("cont").await,
+                _ => Ok(()),
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

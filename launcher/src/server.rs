@@ -1,0 +1,90 @@
+//! The gRPC face of the launcher: it passes on what is asked, and streams the level.
+
+use std::pin::Pin;
+
+use futures::Stream;
+use proto::agent::{Ack, VerbReply, VerbRequest};
+use proto::launcher::launcher_server::Launcher;
+use proto::launcher::{InfoReply, InfoRequest, Order, Update, WatchRequest, update};
+use tokio::sync::{mpsc, oneshot, watch};
+use tonic::{Request, Response, Status};
+
+use crate::core::{Ask, Level};
+
+pub(crate) struct Service {
+    pub asks: mpsc::Sender<Ask>,
+    pub level: watch::Receiver<Level>,
+    /// Set once a watcher has taken the outcome.
+    pub delivered: watch::Sender<bool>,
+}
+
+impl Service {
+    async fn ask<T>(&self, ask: impl FnOnce(oneshot::Sender<T>) -> Ask) -> Result<Response<T>, Status> {
+        let (reply, answer) = oneshot::channel();
+        let gone = || Status::unavailable("the launcher is ending");
+        self.asks.send(ask(reply)).await.map_err(|_| gone())?;
+        answer.await.map(Response::new).map_err(|_| gone())
+    }
+}
+
+/// Which part of the level a watcher has seen.
+struct Watcher {
+    level: watch::Receiver<Level>,
+    delivered: watch::Sender<bool>,
+    domain_seq: u64,
+    outcome_sent: bool,
+}
+
+impl Watcher {
+    async fn next(&mut self) -> Option<Update> {
+        loop {
+            if self.outcome_sent {
+                // Asked for more: the transport has taken what came before.
+                self.delivered.send_replace(true);
+                return None;
+            }
+            {
+                let level = self.level.borrow_and_update();
+                if level.domain.seq > self.domain_seq {
+                    self.domain_seq = level.domain.seq;
+                    return Some(Update { kind: Some(update::Kind::Domain(level.domain.clone())) });
+                }
+                if let Some(outcome) = &level.outcome {
+                    self.outcome_sent = true;
+                    return Some(Update { kind: Some(update::Kind::Outcome(outcome.clone())) });
+                }
+            }
+            self.level.changed().await.ok()?;
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl Launcher for Service {
+    async fn info(&self, _: Request<InfoRequest>) -> Result<Response<InfoReply>, Status> {
+        self.ask(Ask::Info).await
+    }
+
+    async fn execute(&self, request: Request<Order>) -> Result<Response<Ack>, Status> {
+        let order = Box::new(request.into_inner());
+        self.ask(|reply| Ask::Execute(order, reply)).await
+    }
+
+    async fn verb(&self, request: Request<VerbRequest>) -> Result<Response<VerbReply>, Status> {
+        let request = request.into_inner();
+        self.ask(|reply| Ask::Verb(request, reply)).await
+    }
+
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<Update, Status>> + Send>>;
+
+    async fn watch(&self, _: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        let watcher = Watcher {
+            level: self.level.clone(),
+            delivered: self.delivered.clone(),
+            domain_seq: 0,
+            outcome_sent: false,
+        };
+        let stream = futures::stream::unfold(watcher, |mut w| async move { w.next().await.map(|u| (Ok(u), w)) });
+        Ok(Response::new(Box::pin(stream)))
+    }
+}
