@@ -1,0 +1,1 @@
+//! The Agent cell: one VMI on one node.
