@@ -1,0 +1,40 @@
+# What one can do here. Everything that is missing on a Debian machine is installed by scripts/setup, which says so.
+SHELL := /bin/bash
+MAKEFLAGS += --no-print-directory
+
+.PHONY: help setup guest build demo demo-down test lint bench
+
+help:
+	@echo "make demo       one manifest, one real guest: build all, start a cluster, run docs/demo/vm.yaml, take all down"
+	@echo "                (KEEP=1 make demo leaves it up; make demo-down takes that down)"
+	@echo "make test       every test; TEST=name runs those whose names contain it, PACKAGE=crate those of one crate"
+	@echo "make lint       formatting and clippy"
+	@echo "make bench      the figures of README.md"
+	@echo "make guest      the guest image (target/guest); guest/check boots it in a bare QEMU"
+	@echo "make setup      install what is missing"
+	@echo "make build      the virtfold binary (target/debug/virtfold)"
+
+setup:
+	@scripts/setup
+
+guest: setup
+	@guest/build
+
+build: setup
+	@cargo build --locked --workspace --bins
+
+demo:
+	@scripts/demo
+
+demo-down:
+	@scripts/demo --down
+
+test: guest
+	@scripts/test $(if $(PACKAGE),--package $(PACKAGE)) $(if $(TEST),--filter $(TEST))
+
+lint: setup
+	@cargo fmt --all --check
+	@cargo clippy --locked --workspace --all-targets -- -D warnings
+
+bench: guest
+	@scripts/bench
