@@ -1,1 +1,11 @@
 //! embedded
+pub mod etcd;
+pub mod lock;
+pub mod netns;
+pub mod pki;
+pub mod procs;
+pub mod storage;
+pub mod auth;
+pub mod kinds;
+pub mod semantics;
+pub mod server;

@@ -1,0 +1,113 @@
+//! Short ways into JSON objects.
+
+use serde_json::{Map, Value};
+
+/// The string at a JSON pointer, "" when there is none.
+#[must_use]
+pub fn text<'a>(v: &'a Value, pointer: &str) -> &'a str {
+    v.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
+}
+
+/// The name of an object.
+#[must_use]
+pub fn name(v: &Value) -> &str {
+    text(v, "/metadata/name")
+}
+
+/// The namespace of an object, "" when it has none.
+#[must_use]
+pub fn namespace(v: &Value) -> &str {
+    text(v, "/metadata/namespace")
+}
+
+/// The UID of an object.
+#[must_use]
+pub fn uid(v: &Value) -> &str {
+    text(v, "/metadata/uid")
+}
+
+/// The resourceVersion of an object.
+#[must_use]
+pub fn resource_version(v: &Value) -> &str {
+    text(v, "/metadata/resourceVersion")
+}
+
+/// Whether deletion has been asked for.
+#[must_use]
+pub fn deleting(v: &Value) -> bool {
+    !text(v, "/metadata/deletionTimestamp").is_empty()
+}
+
+/// The metadata map, made where it is missing.
+pub fn meta(v: &mut Value) -> &mut Map<String, Value> {
+    child(v, "metadata")
+}
+
+/// A map under `key`, made where it is missing.
+pub fn child<'a>(v: &'a mut Value, key: &str) -> &'a mut Map<String, Value> {
+    let slot = object(v).entry(key.to_owned()).or_insert_with(|| Value::Object(Map::new()));
+    object(slot)
+}
+
+/// The value as a map; whatever else it was is replaced by an empty one.
+pub fn object(v: &mut Value) -> &mut Map<String, Value> {
+    if !v.is_object() {
+        *v = Value::Object(Map::new());
+    }
+    match v {
+        Value::Object(map) => map,
+        _ => unreachable_map(),
+    }
+}
+
+#[cold]
+fn unreachable_map() -> ! {
+    // Just replaced by a map above.
+    std::process::abort()
+}
+
+/// The strings of a list at a pointer.
+#[must_use]
+pub fn strings(v: &Value, pointer: &str) -> Vec<String> {
+    v.pointer(pointer)
+        .and_then(Value::as_array)
+        .map(|a| a.iter().filter_map(Value::as_str).map(str::to_owned).collect())
+        .unwrap_or_default()
+}
+
+/// The items of a list at a pointer.
+#[must_use]
+pub fn items<'a>(v: &'a Value, pointer: &str) -> &'a [Value] {
+    v.pointer(pointer).and_then(Value::as_array).map_or(&[], Vec::as_slice)
+}
+
+/// The finalizers of an object.
+#[must_use]
+pub fn finalizers(v: &Value) -> Vec<String> {
+    strings(v, "/metadata/finalizers")
+}
+
+/// A value at a path of keys, set unless something is there already.
+pub fn default(v: &mut Value, path: &[&str], value: impl Into<Value>) {
+    let mut at = v;
+    let Some((last, parents)) = path.split_last() else { return };
+    for key in parents {
+        at = object(at).entry((*key).to_owned()).or_insert_with(|| Value::Object(Map::new()));
+    }
+    let map = object(at);
+    if map.get(*last).is_none_or(Value::is_null) {
+        map.insert((*last).to_owned(), value.into());
+    }
+}
+
+/// Sets or removes a key.
+pub fn put(map: &mut Map<String, Value>, key: &str, value: Option<Value>) {
+    match value {
+        Some(v) => {
+            map.insert(key.to_owned(), v);
+        }
+        None => {
+            map.remove(key);
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Bodies in and out.
+
+use axum::body::Body;
+use http::{HeaderMap, HeaderValue, StatusCode, header};
+use serde_json::{Map, Value, json};
+
+use super::Response;
+use crate::semantics::Status;
+use crate::semantics::strict;
+
+/// The largest body that is read.
+const BODY_BYTES_MAX: usize = 3 << 20;
+
+/// In which form a client wants objects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    Full,
+    Metadata,
+    Table,
+}
+
+/// Reads `Accept`.
+pub(super) fn form(headers: &HeaderMap) -> Result<Form, Status> {
+    let accept = headers.get(header::ACCEPT).and_then(|v| v.to_str().ok()).unwrap_or_default();
+    if accept.trim().is_empty() {
+        return Ok(Form::Full);
+    }
+    for part in accept.split(',') {
+        let mut pieces = part.split(';').map(str::trim);
+        let kind = pieces.next().unwrap_or_default();
+        if !matches!(kind, "application/json" | "*/*" | "application/*" | "text/html" | "application/yaml") {
+            continue;
+        }
+        let parameters: Vec<&str> = pieces.collect();
+        let has = |p: &str| parameters.contains(&p);
+        if !parameters.iter().any(|p| p.starts_with("as=")) {
+            return Ok(Form::Full);
+        }
+        if !has("v=v1") && !has("v=v1beta1") {
+            continue;
+        }
+        if has("as=Table") {
+            return Ok(Form::Table);
+        }
+        if has("as=PartialObjectMetadata") || has("as=PartialObjectMetadataList") {
+            return Ok(Form::Metadata);
+        }
+    }
+    Err(Status::not_acceptable(
+        "only the following media types are accepted: application/json, application/json;stream=watch",
+    ))
+}
+
+/// An object as `PartialObjectMetadata`.
+pub(super) fn metadata_only(mut object: Value) -> Value {
+    json!({
+        "kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1",
+        "metadata": object.get_mut("metadata").map(Value::take).unwrap_or(Value::Object(Map::new())),
+    })
+}
+
+pub(super) fn json(code: u16, value: &Value) -> Response {
+    let bytes = serde_json::to_vec(value).unwrap_or_default();
+    let mut response = http::Response::new(Body::from(bytes));
+    *response.status_mut() = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+pub(super) fn text(code: u16, text: impl Into<String>) -> Response {
+    let mut response = http::Response::new(Body::from(text.into()));
+    *response.status_mut() = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let kind = HeaderValue::from_static("text/plain; charset=utf-8");
+    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    response
+}
+
+pub(super) fn refuse(status: &Status) -> Response {
+    let mut response = json(status.code, &status.to_value());
+    if let Some(after) = status.details.get("retryAfterSeconds").and_then(Value::as_i64) {
+        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(after));
+    }
+    response
+}
+
+/// What kube-apiserver says of a path that nobody serves.
+pub(super) fn nowhere() -> Response {
+    text(404, "404 page not found\n")
+}
+
+/// Adds warnings, as headers that kubectl shows.
+pub(super) fn warn(response: &mut Response, warnings: &[String]) {
+    for w in warnings {
+        let clean: String = w.chars().filter(|c| !c.is_control()).collect();
+        let quoted = clean.replace('\\', "\\\\").replace('"', "\\\"");
+        if let Ok(value) = HeaderValue::from_str(&format!("299 - \"{quoted}\"")) {
+            response.headers_mut().append(header::WARNING, value);
+        }
+    }
+}
+
+/// Reads a whole body.
+pub(super) async fn body(body: Body) -> Result<bytes::Bytes, Status> {
+    axum::body::to_bytes(body, BODY_BYTES_MAX).await.map_err(|e| {
+        let limit = format!("limit is {BODY_BYTES_MAX}");
+        if e.to_string().contains("length limit") {
+            Status::new(413, "RequestEntityTooLarge", format!("Request entity too large: {limit}"))
+        } else {
+            Status::bad_request(format!("reading the body: {e}"))
+        }
+    })
+}
+
+/// Decodes an object in JSON or YAML; also the paths of duplicate fields.
+pub(super) fn decode(headers: &HeaderMap, bytes: &[u8]) -> Result<(Value, Vec<String>), Status> {
+    let kind = headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or("application/json");
+    match kind.split(';').next().unwrap_or_default().trim() {
+        "application/json" | "" | "*/*" => strict::decode(bytes).map_err(|e| {
+            Status::bad_request(format!("couldn't get version/kind; json parse error: {e}"))
+        }),
+        "application/yaml" | "application/x-yaml" => {
+            let text = std::str::from_utf8(bytes).map_err(|e| Status::bad_request(e.to_string()))?;
+            let value = serde_saphyr::from_str(text)
+                .map_err(|e| Status::bad_request(format!("error converting YAML to JSON: {e}")))?;
+            Ok((value, Vec::new()))
+        }
+        other => Err(Status::unsupported_media_type(format!(
+            "the body of the request was in an unknown format - accepted media types include: application/json, application/yaml ({other} was sent)"
+        ))),
+    }
+}
