@@ -1,0 +1,67 @@
+//! How a controller or gateway reaches a node agent: mutual TLS over whatever [`Dial`] reaches.
+//!
+//! The server's certificate must name the node, the client's the component. A connection that is silent for five seconds is
+//! asked, and given up after five more.
+
+use futures::future::BoxFuture;
+use hyper_util::rt::TokioIo;
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use tokio::net::TcpStream;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity, ServerTlsConfig};
+
+/// Opens a TCP connection. In the embedded cluster it does so inside the cluster's network namespace.
+pub type Dial = Arc<dyn Fn(SocketAddr) -> BoxFuture<'static, io::Result<TcpStream>> + Send + Sync>;
+
+/// A [`Dial`] from this process's own network.
+pub fn direct() -> Dial {
+    Arc::new(|address| Box::pin(TcpStream::connect(address)))
+}
+
+/// Who a component is, and whom it believes: PEM texts.
+#[derive(Clone)]
+pub struct Tls {
+    /// Certificates of the authority that signs all components.
+    pub ca: String,
+    /// This component's certificate chain.
+    pub cert: String,
+    /// Its key.
+    pub key: String,
+}
+
+impl std::fmt::Debug for Tls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Tls([redacted])")
+    }
+}
+
+/// Time allowed for connection and TLS handshake.
+const CONNECT: Duration = Duration::from_secs(5);
+/// A silent connection is asked after this, and given up after as much again.
+const KEEPALIVE: Duration = Duration::from_secs(5);
+
+/// A channel to the agent of `node` at `address`. Fails where it cannot be reached, or is not who it should be.
+pub async fn channel(dial: Dial, tls: &Tls, node: &str, address: SocketAddr) -> Result<Channel, tonic::transport::Error> {
+    let config = ClientTlsConfig::new()
+        .ca_certificate(Certificate::from_pem(&tls.ca))
+        .identity(Identity::from_pem(&tls.cert, &tls.key))
+        .domain_name(node);
+    Endpoint::from_shared(format!("https://{address}"))?
+        .tls_config(config)?
+        .connect_timeout(CONNECT)
+        .http2_keep_alive_interval(KEEPALIVE)
+        .keep_alive_timeout(KEEPALIVE)
+        .keep_alive_while_idle(true)
+        .connect_with_connector(tower::service_fn(move |_: http::Uri| {
+            let connecting = dial(address);
+            async move { tokio::time::timeout(CONNECT, connecting).await?.map(TokioIo::new) }
+        }))
+        .await
+}
+
+/// TLS of a node agent's server: clients must have a certificate of our authority.
+pub fn server_tls(tls: &Tls) -> ServerTlsConfig {
+    ServerTlsConfig::new()
+        .identity(Identity::from_pem(&tls.cert, &tls.key))
+        .client_ca_root(Certificate::from_pem(&tls.ca))
+        .client_auth_optional(false)
+}
