@@ -9,3 +9,5 @@ pub mod auth;
 pub mod kinds;
 pub mod semantics;
 pub mod server;
+pub mod cluster;
+pub mod volumes;

@@ -261,6 +261,7 @@ fn check_metadata(resource: &Resource, old: Option<&Value>, object: &Value, erro
         } else if !f.contains('/')
             && ![ORPHAN_FINALIZER, FOREGROUND_FINALIZER, "kubernetes"].contains(&f.as_str())
             && !resource.custom
+            && resource.group != "apiextensions.k8s.io"
         {
             let why = "name is neither a standard finalizer name nor is it fully qualified";
             errors.push(FieldError::invalid("metadata.finalizers", &f.as_str().into(), why));
