@@ -1,1 +1,4 @@
-//! reconcilers
+//! The controller process.
+
+pub mod lease;
+pub mod session;

@@ -1,0 +1,235 @@
+//! Leadership: one Lease, every acquisition a conditional write, the epoch its resourceVersion.
+//!
+//! *What it owns:* `spec` of the Lease. *Who else writes it:* another process that holds or takes it. *What may be lost:* the
+//! reply to our write; then the Lease is read, and the epoch is that read's resourceVersion if it names us (a process acquires
+//! at most once, so nobody else can have written our instance into it). *Why it is still safe if two believe to lead:* it
+//! need not be exact; an agent accepts one epoch only, and a start is authorised by the VMI (`ARCHITECTURE.md`).
+//!
+//! Others' `renewTime` is only compared with itself: a Lease that did not change for its duration, by our own clock, is free.
+
+use k8s_openapi::{
+    api::coordination::v1::{Lease, LeaseSpec},
+    apimachinery::pkg::apis::meta::v1::MicroTime,
+};
+use kube::{
+    Api, Client,
+    api::{ObjectMeta, PostParams},
+};
+use state::{Epoch, LeaderInstance};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// How a Lease is taken and kept.
+#[derive(Debug, Clone)]
+pub struct LeaseConfig {
+    /// Namespace of the Lease.
+    pub namespace: String,
+    /// Name of the Lease.
+    pub name: String,
+    /// A holder that is silent for this long has lost it.
+    pub duration: Duration,
+    /// Time between renewals.
+    pub renew_every: Duration,
+    /// No other holder can be alive (a file lock proves it): take the Lease without waiting.
+    pub exclusive: bool,
+}
+
+impl Default for LeaseConfig {
+    fn default() -> Self {
+        Self {
+            namespace: "virtfold".into(),
+            name: "virtfold-controller".into(),
+            duration: Duration::from_secs(15),
+            renew_every: Duration::from_secs(2),
+            exclusive: false,
+        }
+    }
+}
+
+/// Why leadership ended or could not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum LeaseError {
+    /// Somebody else wrote our Lease.
+    #[error("lease {0} is held by another controller")]
+    Lost(String),
+    /// It could not be renewed in time.
+    #[error("lease {name} was not renewed within {after:?}")]
+    Expired {
+        /// The Lease.
+        name: String,
+        /// How long was tried.
+        after: Duration,
+        /// The last answer.
+        #[source]
+        source: kube::Error,
+    },
+    /// The written Lease has no usable resourceVersion.
+    #[error("lease {0} has no decimal resourceVersion")]
+    Version(String),
+}
+
+/// Leadership that was acquired.
+#[derive(Debug)]
+pub struct Leadership {
+    api: Api<Lease>,
+    config: LeaseConfig,
+    lease: Lease,
+    /// Fences instructions.
+    pub epoch: Epoch,
+    /// Who we are: random per process start.
+    pub instance: LeaderInstance,
+    /// Until when we lead at most, by our own clock.
+    pub until: tokio::sync::watch::Sender<Instant>,
+}
+
+fn now() -> MicroTime {
+    MicroTime(jiff::Timestamp::now())
+}
+
+fn seconds(d: Duration) -> i32 {
+    i32::try_from(d.as_secs().max(1)).unwrap_or(i32::MAX)
+}
+
+/// Waits until the Lease is ours. Never gives up; errors of the API are logged and tried again.
+pub async fn acquire(client: &Client, config: LeaseConfig, instance: LeaderInstance) -> Result<Leadership, LeaseError> {
+    let api: Api<Lease> = Api::namespaced(client.clone(), &config.namespace);
+    // (resourceVersion, since when we see it)
+    let mut seen: Option<(String, Instant)> = None;
+    loop {
+        let asked = Instant::now();
+        match try_acquire(&api, &config, &instance, &mut seen).await {
+            Ok(Some(lease)) => {
+                let version = lease.metadata.resource_version.as_deref().and_then(|v| v.parse().ok());
+                let epoch = Epoch(version.ok_or_else(|| LeaseError::Version(config.name.clone()))?);
+                let until = tokio::sync::watch::Sender::new(asked + config.duration);
+                tracing::info!(%epoch, %instance, "leading");
+                return Ok(Leadership { api, config, lease, epoch, instance, until });
+            }
+            Ok(None) => {}
+            Err(error) => tracing::warn!(%error, lease = config.name, "cannot take the lease yet"),
+        }
+        tokio::time::sleep(config.renew_every.min(Duration::from_secs(1))).await;
+    }
+}
+
+async fn try_acquire(
+    api: &Api<Lease>,
+    config: &LeaseConfig,
+    instance: &LeaderInstance,
+    seen: &mut Option<(String, Instant)>,
+) -> kube::Result<Option<Lease>> {
+    let mine = |transitions| LeaseSpec {
+        holder_identity: Some(instance.to_string()),
+        lease_duration_seconds: Some(seconds(config.duration)),
+        acquire_time: Some(now()),
+        renew_time: Some(now()),
+        lease_transitions: Some(transitions),
+        ..LeaseSpec::default()
+    };
+    let Some(mut lease) = api.get_opt(&config.name).await? else {
+        let lease = Lease {
+            metadata: ObjectMeta { name: Some(config.name.clone()), ..ObjectMeta::default() },
+            spec: Some(mine(0)),
+        };
+        return settle(api, instance, api.create(&PostParams::default(), &lease).await).await;
+    };
+    let held = lease.spec.as_ref().and_then(|s| s.holder_identity.as_deref()).unwrap_or_default();
+    if held == instance.as_str() {
+        // The reply to our own write was lost.
+        return Ok(Some(lease));
+    }
+    let version = lease.metadata.resource_version.clone().unwrap_or_default();
+    let since = match seen {
+        Some((v, since)) if *v == version => *since,
+        Some(_) | None => seen.insert((version, Instant::now())).1,
+    };
+    let duration = lease.spec.as_ref().and_then(|s| s.lease_duration_seconds).unwrap_or(0);
+    let duration = Duration::from_secs(u64::try_from(duration).unwrap_or(0)).max(config.duration);
+    if !held.is_empty() && !config.exclusive && since.elapsed() < duration {
+        return Ok(None);
+    }
+    let transitions = lease.spec.as_ref().and_then(|s| s.lease_transitions).unwrap_or(0);
+    lease.spec = Some(mine(transitions.saturating_add(1)));
+    settle(api, instance, api.replace(&config.name, &PostParams::default(), &lease).await).await
+}
+
+/// A conflict means that somebody was quicker; an unknown outcome is settled by the next read.
+async fn settle(api: &Api<Lease>, instance: &LeaderInstance, r: kube::Result<Lease>) -> kube::Result<Option<Lease>> {
+    match r {
+        Ok(lease) => Ok(Some(lease)),
+        Err(kube::Error::Api(s)) if s.code == 409 || s.code == 404 => Ok(None),
+        Err(error) => {
+            tracing::debug!(%error, %instance, api = ?api.resource_url(), "outcome of the lease write is unknown");
+            Err(error)
+        }
+    }
+}
+
+impl Leadership {
+    /// Renews until it is lost, and says why. The caller must stop deciding when this returns.
+    pub async fn keep(mut self) -> LeaseError {
+        loop {
+            tokio::time::sleep(self.config.renew_every).await;
+            let deadline = *self.until.borrow();
+            loop {
+                let sent = Instant::now();
+                match self.renew().await {
+                    Ok(true) => {
+                        self.until.send_replace(sent + self.config.duration);
+                        break;
+                    }
+                    Ok(false) => return LeaseError::Lost(self.config.name),
+                    Err(error) => {
+                        tracing::warn!(%error, "cannot renew the lease");
+                        if Instant::now() + self.config.renew_every >= deadline {
+                            return LeaseError::Expired {
+                                name: self.config.name,
+                                after: self.config.duration,
+                                source: error,
+                            };
+                        }
+                    }
+                }
+                tokio::time::sleep(Duration::from_millis(500).min(self.config.renew_every)).await;
+            }
+        }
+    }
+
+    async fn renew(&mut self) -> kube::Result<bool> {
+        let mut lease = self.lease.clone();
+        if let Some(spec) = &mut lease.spec {
+            spec.renew_time = Some(now());
+        }
+        match self.api.replace(&self.config.name, &PostParams::default(), &lease).await {
+            Ok(lease) => {
+                self.lease = lease;
+                Ok(true)
+            }
+            Err(kube::Error::Api(s)) if s.code == 409 || s.code == 404 => {
+                // Our own earlier renewal may have been written and its reply lost; labels may have changed.
+                let now = self.api.get_opt(&self.config.name).await?;
+                let ours = now.filter(|l| {
+                    l.spec.as_ref().and_then(|s| s.holder_identity.as_deref()) == Some(self.instance.as_str())
+                });
+                match ours {
+                    Some(lease) => {
+                        self.lease = lease;
+                        Ok(true)
+                    }
+                    None => Ok(false),
+                }
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Gives the Lease up, so that the next controller need not wait. Best effort.
+    pub async fn release(mut self) {
+        if let Some(spec) = &mut self.lease.spec {
+            spec.holder_identity = None;
+        }
+        if let Err(error) = self.api.replace(&self.config.name, &PostParams::default(), &self.lease).await {
+            tracing::debug!(%error, "lease not released");
+        }
+    }
+}
