@@ -10,6 +10,8 @@ use crate::machine::{CloudInit, CloudInitKind, Data};
 const SECTOR: usize = 2048;
 /// System area, two volume descriptors, terminator.
 const FIRST_FREE: usize = 19;
+/// Empty sectors at the end, as many as other tools write: busybox looks for no file system on a smaller disk.
+const TAIL: usize = 150;
 
 /// The bytes of the image. Errors say what of the data could not be read.
 pub fn image(data: &CloudInit) -> Result<Vec<u8>, String> {
@@ -98,6 +100,7 @@ fn iso(label: &str, files: &[(&str, Vec<u8>)]) -> Vec<u8> {
             (at, content.len())
         })
         .collect();
+    next += TAIL;
     let mut out = vec![0; next * SECTOR];
     for (tree, joliet) in [(0, false), (1, true)] {
         let first_folder = tables(tree) + 2;
@@ -203,13 +206,8 @@ fn descriptor(label: &str, joliet: bool, sectors: usize, table: usize, table_siz
     let mut put = |at: usize, bytes: &[u8]| d[at..at + bytes.len()].copy_from_slice(bytes);
     let text = |s: &str, len: usize| -> Vec<u8> {
         let mut bytes = if joliet { ucs2(s) } else { s.as_bytes().to_vec() };
-        while bytes.len() < len {
-            if joliet {
-                bytes.push(0);
-            }
-            bytes.push(b' ');
-        }
-        bytes.truncate(len);
+        // Spaces by the standard; zeros in Joliet, since busybox takes spaces there for a part of the label.
+        bytes.resize(len, if joliet { 0 } else { b' ' });
         bytes
     };
     put(0, &[if joliet { 2 } else { 1 }]);
@@ -262,7 +260,7 @@ mod tests {
     fn files(image: &[u8]) -> (String, Vec<(String, Vec<u8>)>) {
         let text = |b: &[u8]| {
             let units: Vec<u16> = b.chunks_exact(2).map(|c| u16::from_be_bytes([c[0], c[1]])).collect();
-            String::from_utf16(&units).unwrap().trim_end().to_owned()
+            String::from_utf16(&units).unwrap().trim_end_matches('\0').to_owned()
         };
         let number = |b: &[u8]| u32::from_le_bytes([b[0], b[1], b[2], b[3]]) as usize;
         let d = &image[17 * SECTOR..18 * SECTOR];

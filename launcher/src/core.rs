@@ -510,6 +510,3 @@ async fn or_never<'a, T, O>(
         None => std::future::pending().await,
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -65,6 +65,8 @@ pub struct Machine {
     pub balloon: bool,
     /// Watchdog device with its action.
     pub watchdog: Option<String>,
+    /// A panic device on PCI beside the ISA one, for guests whose kernel has a driver for that alone.
+    pub panic_pci: bool,
     /// The machine starts with halted vCPUs.
     pub paused: bool,
 }

@@ -89,10 +89,11 @@ pub fn machine(vmi: &Value, facts: &NodeFacts, paths: &Paths) -> Result<Machine,
         serial: devices.get("autoattachSerialConsole").flag()?.unwrap_or(true),
         balloon: devices.get("autoattachMemBalloon").flag()?.unwrap_or(true),
         watchdog: devices::watchdog(&devices)?,
+        panic_pci: devices::panic_pci(&devices)?,
         paused: spec.get("startStrategy").text()? == Some("Paused"),
         uuid,
     };
-    devices::rest(&devices)?;
+    devices::rest(&devices);
     if machine.smm && !machine.acpi {
         return Err(features.get("smm").error("needs ACPI"));
     }

@@ -102,6 +102,9 @@ pub fn arguments(machine: &Machine, images: &[Option<Image>], fds: &Descriptors,
         a.two("-device", "virtio-balloon-pci,id=balloon0,bus=pcie.0,free-page-reporting=on".into());
     }
     a.two("-device", "pvpanic,id=panic0".into());
+    if machine.panic_pci {
+        a.two("-device", "pvpanic-pci,id=panic1,bus=pcie.0".into());
+    }
     if let Some(action) = &machine.watchdog {
         a.two("-device", "i6300esb,id=watchdog0".into());
         a.two("-action", format!("watchdog={action}"));
