@@ -34,20 +34,6 @@ impl Served {
     pub fn find(&self, group: &str, version: &str, plural: &str) -> Option<Arc<Resource>> {
         self.resources.get(&(group.to_owned(), version.to_owned(), plural.to_owned())).cloned()
     }
-
-    /// Any version of a resource.
-    pub fn any(&self, group: &str, plural: &str) -> Option<Arc<Resource>> {
-        self.resources.values().find(|r| r.group == group && r.plural == plural).cloned()
-    }
-
-    /// One entry for each stored kind.
-    pub fn stored(&self) -> Vec<Arc<Resource>> {
-        let mut seen = BTreeMap::new();
-        for r in self.resources.values().filter(|r| !r.virtual_only) {
-            seen.entry(r.prefix()).or_insert_with(|| r.clone());
-        }
-        seen.into_values().collect()
-    }
 }
 
 /// The served resources, replaced as a whole when a definition changes.

@@ -119,12 +119,6 @@ impl Hub {
         *self.head.borrow()
     }
 
-    /// Waits until everything up to `revision` has been seen; false when that takes too long.
-    pub async fn reached(&self, revision: Revision, within: Duration) -> bool {
-        let mut head = self.head.subscribe();
-        tokio::time::timeout(within, head.wait_for(|h| *h >= revision)).await.is_ok_and(|r| r.is_ok())
-    }
-
     /// A signal that fires when there may be something new under a prefix.
     pub fn subscribe(&self, prefix: &str) -> watch::Receiver<Revision> {
         let mut rings = self.lock();

@@ -1,0 +1,174 @@
+//! What a client sees in codes, bodies and headers.
+
+use embedded::auth::User;
+use embedded::server::https;
+use serde_json::{Value, json};
+
+use crate::support::{admin, ask, ask_with, listening, server};
+
+const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+
+#[tokio::test]
+async fn what_is_not_served_is_not_found_as_by_kube_apiserver() {
+    let server = server().await;
+    for path in ["/apis/apps/v1/deployments", "/apis/nothing", "/api/v1/foos", "/nowhere", "/api/v2"] {
+        assert_eq!(ask(&server, &admin(), "GET", path, None).await, (404, "404 page not found\n".into()), "{path}");
+    }
+    let (code, status) = ask(&server, &admin(), "GET", &format!("{MAPS}/none"), None).await;
+    assert_eq!(code, 404);
+    assert_eq!(status["message"], "configmaps \"none\" not found");
+    assert_eq!(status["details"], json!({"name": "none", "kind": "configmaps"}));
+}
+
+#[tokio::test]
+async fn unknown_fields_are_refused_warned_about_or_dropped() {
+    let server = server().await;
+    let body = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "u"}, "spec": {}, "dat": 1});
+    let (code, status) =
+        ask(&server, &admin(), "POST", &format!("{MAPS}?fieldValidation=Strict"), Some(body.clone())).await;
+    assert_eq!(code, 400);
+    assert_eq!(
+        status["message"],
+        "ConfigMap in version \"v1\" cannot be handled as a ConfigMap: strict decoding error: unknown field \"dat\", unknown field \"spec\""
+    );
+    let twice = r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"u"},"data":{"a":"1","a":"2"}}"#;
+    let path = format!("{MAPS}?fieldValidation=Strict");
+    let (code, status) = ask_with(&server, &admin(), "POST", &path, "application/json", twice.into()).await;
+    assert_eq!(code, 400);
+    assert!(status["message"].as_str().unwrap().ends_with("strict decoding error: duplicate field \"data.a\""));
+    let (code, made) = ask(&server, &admin(), "POST", &format!("{MAPS}?fieldValidation=Ignore"), Some(body)).await;
+    assert_eq!(code, 201);
+    assert!(made.get("spec").is_none() && made.get("dat").is_none());
+    // A wrong type is a matter of decoding.
+    let wrong = json!({"metadata": {"name": "w"}, "spec": {"hostNetwork": "yes", "containers": []}});
+    let (code, status) = ask(&server, &admin(), "POST", "/api/v1/namespaces/default/pods", Some(wrong)).await;
+    assert_eq!(code, 400);
+    assert_eq!(
+        status["message"],
+        "Pod in version \"v1\" cannot be handled as a Pod: json: cannot unmarshal string into Go struct field PodSpec.spec.hostNetwork of type bool"
+    );
+    let empty = json!({"metadata": {"name": "Bad_Name"}, "spec": {"containers": []}});
+    let (code, status) = ask(&server, &admin(), "POST", "/api/v1/namespaces/default/pods", Some(empty)).await;
+    assert_eq!((code, &status["reason"]), (422, &json!("Invalid")));
+    let causes = status["details"]["causes"].as_array().unwrap();
+    assert_eq!(causes[0]["field"], "metadata.name");
+    assert_eq!(causes[0]["reason"], "FieldValueInvalid");
+}
+
+#[tokio::test]
+async fn who_may_do_what() {
+    let server = server().await;
+    let reader = User::new("reader", &["readers"]);
+    let (code, status) = ask(&server, &reader, "GET", MAPS, None).await;
+    assert_eq!(code, 403);
+    assert_eq!(
+        status["message"],
+        "configmaps is forbidden: User \"reader\" cannot list resource \"configmaps\" in API group \"\" in the namespace \"default\""
+    );
+    let binding = json!({
+        "metadata": {"name": "r", "namespace": "default"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "view"},
+        "subjects": [{"kind": "Group", "name": "readers"}],
+    });
+    let path = "/apis/rbac.authorization.k8s.io/v1/namespaces/default/rolebindings";
+    assert_eq!(ask(&server, &admin(), "POST", path, Some(binding)).await.0, 201);
+    assert_eq!(ask(&server, &reader, "GET", MAPS, None).await.0, 200);
+    assert_eq!(ask(&server, &reader, "GET", "/api/v1/configmaps", None).await.0, 403);
+    assert_eq!(ask(&server, &reader, "GET", "/api/v1/namespaces/default/secrets", None).await.0, 403);
+    let review = json!({"spec": {"resourceAttributes": {"verb": "list", "resource": "pods", "namespace": "default"}}});
+    let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+    let (code, answer) = ask(&server, &reader, "POST", path, Some(review)).await;
+    assert_eq!((code, &answer["status"]["allowed"]), (201, &json!(true)));
+    // Nobody in particular may ask for health, and for nothing else.
+    let nobody = User::anonymous();
+    assert_eq!(ask(&server, &nobody, "GET", "/livez", None).await, (200, "ok".into()));
+    assert_eq!(ask(&server, &nobody, "GET", "/api", None).await.0, 403);
+}
+
+#[tokio::test]
+async fn tokens_of_service_accounts_are_issued_and_believed() {
+    let server = server().await;
+    let path = "/api/v1/namespaces/default/serviceaccounts/default/token";
+    let (code, request) = ask(&server, &admin(), "POST", path, Some(json!({"spec": {}}))).await;
+    assert_eq!(code, 201);
+    let token = request["status"]["token"].as_str().unwrap().to_owned();
+    let review = json!({"spec": {"token": token}});
+    let (_, answer) =
+        ask(&server, &admin(), "POST", "/apis/authentication.k8s.io/v1/tokenreviews", Some(review)).await;
+    assert_eq!(answer["status"]["user"]["username"], "system:serviceaccount:default:default");
+    let ask_as = |token: String| {
+        let server = server.clone();
+        async move {
+            let request = ::http::Request::get(MAPS)
+                .header("authorization", format!("Bearer {token}"))
+                .body(axum::body::Body::empty())
+                .unwrap();
+            server.handle(request, None).await.status().as_u16()
+        }
+    };
+    assert_eq!(ask_as(token).await, 403);
+    assert_eq!(ask_as("nonsense".into()).await, 401);
+    assert_eq!(ask_as("reader-token".into()).await, 403);
+}
+
+#[tokio::test]
+async fn what_is_too_old_or_too_new_is_said() {
+    let server = server().await;
+    let (_, list) = ask(&server, &admin(), "GET", MAPS, None).await;
+    let now: i64 = list["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap();
+    let (code, status) = ask(&server, &admin(), "GET", &format!("{MAPS}?resourceVersion={}", now + 100), None).await;
+    assert_eq!((code, &status["reason"]), (504, &json!("Timeout")));
+    let exact = format!("{MAPS}?resourceVersion={now}&resourceVersionMatch=Exact");
+    assert_eq!(ask(&server, &admin(), "GET", &exact, None).await.0, 200);
+    let (code, _) = ask(&server, &admin(), "GET", &format!("{MAPS}?continue=nonsense"), None).await;
+    assert_eq!(code, 400);
+    let (code, _) = ask(&server, &admin(), "GET", &format!("{MAPS}?watch=1&timeoutSeconds=1&resourceVersion={now}"), None).await;
+    assert_eq!(code, 200);
+    let (code, status) = ask(&server, &admin(), "GET", &format!("{MAPS}?fieldSelector=data.x%3D1"), None).await;
+    assert_eq!((code, &status["message"]), (400, &json!("field label not supported: data.x")));
+    let apply = ask_with(&server, &admin(), "PATCH", &format!("{MAPS}/x"), "application/apply-patch+yaml", "{}".into()).await;
+    assert_eq!((apply.0, &apply.1["reason"]), (415, &json!("UnsupportedMediaType")));
+}
+
+#[tokio::test]
+async fn events_are_the_same_in_both_groups() {
+    let server = server().await;
+    let event = json!({
+        "metadata": {"name": "e"}, "involvedObject": {"kind": "Pod", "name": "p", "namespace": "default"},
+        "reason": "Started", "message": "it did", "type": "Normal", "source": {"component": "c"},
+    });
+    assert_eq!(ask(&server, &admin(), "POST", "/api/v1/namespaces/default/events", Some(event)).await.0, 201);
+    let (code, e) = ask(&server, &admin(), "GET", "/apis/events.k8s.io/v1/namespaces/default/events/e", None).await;
+    assert_eq!(code, 200);
+    assert_eq!((&e["note"], &e["regarding"]["name"]), (&json!("it did"), &json!("p")));
+    assert_eq!(e["apiVersion"], "events.k8s.io/v1");
+    let path = "/api/v1/namespaces/default/events?fieldSelector=involvedObject.name%3Dp";
+    assert_eq!(ask(&server, &admin(), "GET", path, None).await.1["items"].as_array().map(Vec::len), Some(1));
+}
+
+#[tokio::test]
+async fn a_dry_run_leaves_nothing() {
+    let server = server().await;
+    let body = json!({"metadata": {"name": "d"}});
+    assert_eq!(ask(&server, &admin(), "POST", &format!("{MAPS}?dryRun=All"), Some(body)).await.0, 201);
+    assert_eq!(ask(&server, &admin(), "GET", &format!("{MAPS}/d"), None).await.0, 404);
+}
+
+#[tokio::test]
+async fn a_taken_port_is_named_and_certificates_say_who_somebody_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = server().await;
+    let up = listening(&server, dir.path()).await;
+    let error = https::listen(up.address).await.unwrap_err();
+    assert!(error.to_string().contains(&up.address.port().to_string()), "{error}");
+    let config = kube::config::Kubeconfig::read_from(&up.kubeconfig).unwrap();
+    let config = kube::Config::from_custom_kubeconfig(config, &kube::config::KubeConfigOptions::default()).await.unwrap();
+    let client = kube::Client::try_from(config).unwrap();
+    let review = ::http::Request::post("/apis/authentication.k8s.io/v1/selfsubjectreviews")
+        .header("content-type", "application/json")
+        .body(b"{}".to_vec())
+        .unwrap();
+    let answer: Value = client.request(review).await.unwrap();
+    assert_eq!(answer["status"]["userInfo"]["username"], "admin");
+    assert_eq!(answer["status"]["userInfo"]["groups"], json!(["system:masters", "system:authenticated"]));
+}

@@ -1,0 +1,10 @@
+//! The embedded cluster's API server, tested from outside: stores, `kube` clients in the same process, kubectl over HTTPS.
+#![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
+#![recursion_limit = "256"]
+
+mod client;
+mod crd;
+mod http;
+mod kubectl;
+mod stores;
+mod support;
