@@ -6,7 +6,8 @@ use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod, Secret};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, PropagationPolicy, WatchEvent, WatchParams};
 use kube::runtime::watcher::{self, Event};
-use kube::runtime::{WatchStreamExt, metadata_watcher};
+use kube::core::PartialObjectMeta;
+use kube::runtime::WatchStreamExt;
 use serde_json::json;
 
 use crate::support::{admin, etcd_in, eventually, over, server};
@@ -163,6 +164,15 @@ async fn watchers_see_every_change_over_memory() {
     watched(&server().await).await;
 }
 
+/// The etcd that works in a folder.
+fn etcd_process(folder: &std::path::Path) -> i32 {
+    std::fs::read_dir("/proc")
+        .unwrap()
+        .filter_map(|e| e.ok()?.file_name().to_str()?.parse::<i32>().ok())
+        .find(|pid| std::fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|c| c == folder))
+        .unwrap()
+}
+
 #[tokio::test]
 async fn watchers_see_every_change_over_etcd_and_after_its_restart() {
     let dir = tempfile::tempdir().unwrap();
@@ -173,8 +183,9 @@ async fn watchers_see_every_change_over_etcd_and_after_its_restart() {
     let mut stream = Box::pin(watcher::watcher(maps.clone(), watcher::Config::default()).default_backoff());
     while !matches!(stream.next().await, Some(Ok(Event::InitDone))) {}
     // etcd dies and is restarted by whoever runs it: the same stream goes on, nothing is lost.
-    let pid = process.pid().await.unwrap();
-    nix::sys::signal::kill(nix::unistd::Pid::from_raw(i32::try_from(pid).unwrap()), nix::sys::signal::Signal::SIGKILL).unwrap();
+    let sockets = dir.path().join("r");
+    let pid = etcd_process(&sockets);
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL).unwrap();
     eventually("a write after etcd's restart", || async {
         matches!(maps.create(&PostParams::default(), &map("late", "1")).await,
             Ok(_) | Err(kube::Error::Api(_)))
@@ -211,7 +222,8 @@ async fn metadata_alone_can_be_watched() {
     let server = server().await;
     let maps: Api<ConfigMap> = Api::default_namespaced(server.client(admin()));
     maps.create(&PostParams::default(), &map("m", "1")).await.unwrap();
-    let mut stream = Box::pin(metadata_watcher(maps, watcher::Config::default()).applied_objects());
+    let metadata: Api<PartialObjectMeta<ConfigMap>> = Api::default_namespaced(server.client(admin()));
+    let mut stream = Box::pin(watcher::watcher(metadata, watcher::Config::default()).applied_objects());
     let first = stream.try_next().await.unwrap().unwrap();
     assert_eq!(first.metadata.name.as_deref(), Some("m"));
 }

@@ -20,6 +20,7 @@ mod housekeeping;
 pub mod https;
 mod hub;
 mod openapi;
+mod protobuf;
 mod read;
 mod request;
 mod respond;

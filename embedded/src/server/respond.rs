@@ -124,6 +124,7 @@ pub(super) fn decode(headers: &HeaderMap, bytes: &[u8]) -> Result<(Value, Vec<St
                 .map_err(|e| Status::bad_request(format!("error converting YAML to JSON: {e}")))?;
             Ok((value, Vec::new()))
         }
+        "application/vnd.kubernetes.protobuf" => Ok((super::protobuf::decode(bytes)?, Vec::new())),
         other => Err(Status::unsupported_media_type(format!(
             "the body of the request was in an unknown format - accepted media types include: application/json, application/yaml ({other} was sent)"
         ))),
