@@ -3,6 +3,7 @@
 //! Generated from `proto/*.proto` by protox and tonic; the rules that go with the messages are in `state/` and in
 //! `ARCHITECTURE.md`.
 
+pub mod convert;
 pub mod transport;
 
 #[allow(missing_docs, clippy::all, clippy::unwrap_used, clippy::large_futures)]

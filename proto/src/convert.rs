@@ -1,0 +1,223 @@
+//! Between the wire and the machines' vocabulary (`state::domain`). An unknown number on the wire becomes the value that
+//! promises nothing.
+
+use crate::agent;
+use state::{
+    InstructionId, LauncherInstance, Millis, PodUid, ResourceVersion, Timestamp, VmiUid,
+    domain::{
+        AckResult, Cause, Domain, DomainState, GuestFacts, InstructKind, Instruction, InterfaceFacts, OsInfo, Outcome,
+        RefusalReason,
+    },
+};
+
+impl From<DomainState> for agent::DomainState {
+    fn from(s: DomainState) -> Self {
+        match s {
+            DomainState::Absent => Self::Absent,
+            DomainState::Deaf => Self::Deaf,
+            DomainState::Starting => Self::Starting,
+            DomainState::Running => Self::Running,
+            DomainState::Paused => Self::Paused,
+            DomainState::ShuttingDown => Self::ShuttingDown,
+            DomainState::Stopped => Self::Stopped,
+        }
+    }
+}
+
+impl From<agent::DomainState> for DomainState {
+    fn from(s: agent::DomainState) -> Self {
+        match s {
+            agent::DomainState::Absent => Self::Absent,
+            // "There, and nothing is known of it" is the one that proves nothing.
+            agent::DomainState::Unspecified | agent::DomainState::Deaf => Self::Deaf,
+            agent::DomainState::Starting => Self::Starting,
+            agent::DomainState::Running => Self::Running,
+            agent::DomainState::Paused => Self::Paused,
+            agent::DomainState::ShuttingDown => Self::ShuttingDown,
+            agent::DomainState::Stopped => Self::Stopped,
+        }
+    }
+}
+
+impl From<agent::Cause> for Cause {
+    fn from(c: agent::Cause) -> Self {
+        match c {
+            agent::Cause::Unspecified | agent::Cause::OutcomeUnknown => Self::OutcomeUnknown,
+            agent::Cause::GuestShutdown => Self::GuestShutdown,
+            agent::Cause::Crashed => Self::Crashed,
+            agent::Cause::Panicked => Self::Panicked,
+            agent::Cause::KilledAfterGrace => Self::KilledAfterGrace,
+            agent::Cause::Destroyed => Self::Destroyed,
+            agent::Cause::StartFailed => Self::StartFailed,
+        }
+    }
+}
+
+impl From<Cause> for agent::Cause {
+    fn from(c: Cause) -> Self {
+        match c {
+            Cause::OutcomeUnknown => Self::OutcomeUnknown,
+            Cause::GuestShutdown => Self::GuestShutdown,
+            Cause::Crashed => Self::Crashed,
+            Cause::Panicked => Self::Panicked,
+            Cause::KilledAfterGrace => Self::KilledAfterGrace,
+            Cause::Destroyed => Self::Destroyed,
+            Cause::StartFailed => Self::StartFailed,
+        }
+    }
+}
+
+impl From<InstructKind> for agent::InstructKind {
+    fn from(k: InstructKind) -> Self {
+        match k {
+            InstructKind::Start => Self::Start,
+            InstructKind::Shutdown => Self::Shutdown,
+            InstructKind::Kill => Self::Kill,
+            InstructKind::Pause => Self::Pause,
+            InstructKind::Resume => Self::Resume,
+        }
+    }
+}
+
+/// The kind on the wire; `None` for one that this version does not know.
+pub fn instruct_kind(number: i32) -> Option<InstructKind> {
+    match agent::InstructKind::try_from(number) {
+        Ok(agent::InstructKind::Start) => Some(InstructKind::Start),
+        Ok(agent::InstructKind::Shutdown) => Some(InstructKind::Shutdown),
+        Ok(agent::InstructKind::Kill) => Some(InstructKind::Kill),
+        Ok(agent::InstructKind::Pause) => Some(InstructKind::Pause),
+        Ok(agent::InstructKind::Resume) => Some(InstructKind::Resume),
+        Ok(agent::InstructKind::InstructUnspecified) | Err(_) => None,
+    }
+}
+
+impl From<agent::Domain> for Domain {
+    fn from(d: agent::Domain) -> Self {
+        Self {
+            state: d.state().into(),
+            vmi: VmiUid(d.vmi_uid),
+            pod: PodUid(d.pod_uid),
+            launcher: LauncherInstance(d.launcher_instance),
+            seq: d.seq,
+            since: Timestamp(d.since_unix_ms),
+            guest: d.guest.unwrap_or_default().into(),
+            paused_reason: d.paused_reason,
+            accelerator: d.accelerator,
+        }
+    }
+}
+
+impl From<agent::GuestFacts> for GuestFacts {
+    fn from(g: agent::GuestFacts) -> Self {
+        let os = g.os.unwrap_or_default();
+        Self {
+            agent_connected: g.agent_connected,
+            agent_version: g.agent_version,
+            os: OsInfo {
+                name: os.name,
+                kernel_release: os.kernel_release,
+                version: os.version,
+                pretty_name: os.pretty_name,
+                version_id: os.version_id,
+                kernel_version: os.kernel_version,
+                machine: os.machine,
+                id: os.id,
+            },
+            hostname: g.hostname,
+            interfaces: g.interfaces.into_iter().map(Into::into).collect(),
+            machine_type: g.machine_type,
+            fs_freeze_status: g.fs_freeze_status,
+        }
+    }
+}
+
+impl From<agent::Interface> for InterfaceFacts {
+    fn from(i: agent::Interface) -> Self {
+        Self {
+            name: i.name,
+            mac: i.mac,
+            ip: i.ip,
+            ips: i.ips,
+            interface_name: i.interface_name,
+            info_source: i.info_source,
+            queue_count: i.queue_count,
+            pod_interface_name: i.pod_interface_name,
+            link_state: i.link_state,
+        }
+    }
+}
+
+impl From<agent::Outcome> for Outcome {
+    fn from(o: agent::Outcome) -> Self {
+        Self {
+            cause: o.cause().into(),
+            vmi: VmiUid(o.vmi_uid),
+            pod: PodUid(o.pod_uid),
+            exit: o.exit,
+            seq: o.seq,
+            message: o.message,
+            at: Timestamp(o.at_unix_ms),
+        }
+    }
+}
+
+impl From<agent::Ack> for AckResult {
+    fn from(a: agent::Ack) -> Self {
+        match a.result {
+            Some(agent::ack::Result::Accepted(_)) => Self::Accepted,
+            Some(agent::ack::Result::Done(d)) => Self::Done { detail: d.detail },
+            Some(agent::ack::Result::Refused(r)) => Self::Refused {
+                reason: RefusalReason::parse(&r.reason),
+                message: r.message,
+                rv_seen: ResourceVersion::parse(&r.rv_seen),
+            },
+            None => Self::Refused {
+                reason: RefusalReason::Failed,
+                message: "an answer that this version does not know".into(),
+                rv_seen: ResourceVersion(0),
+            },
+        }
+    }
+}
+
+impl From<AckResult> for agent::ack::Result {
+    fn from(r: AckResult) -> Self {
+        match r {
+            AckResult::Accepted => Self::Accepted(agent::Accepted {}),
+            AckResult::Done { detail } => Self::Done(agent::Done { detail }),
+            AckResult::Refused { reason, message, rv_seen } => Self::Refused(agent::Refused {
+                reason: reason.name().into(),
+                message,
+                rv_seen: rv_seen.to_string(),
+            }),
+        }
+    }
+}
+
+/// An instruction on the wire, with what the driver adds: the epoch, the VMI's bytes, the trace.
+pub fn instruct(i: &Instruction, epoch: state::Epoch, vmi: bytes::Bytes, traceparent: String) -> agent::Instruct {
+    agent::Instruct {
+        epoch: epoch.0,
+        id: i.id.to_string(),
+        kind: agent::InstructKind::from(i.kind).into(),
+        vmi_uid: i.vmi.to_string(),
+        pod_uid: i.pod.to_string(),
+        vmi_rv: i.vmi_rv.to_string(),
+        vmi,
+        config_digest: String::new(),
+        deadline_ms: i.deadline.0,
+        traceparent,
+    }
+}
+
+/// The instruction in a message; `None` where its kind is not known here.
+pub fn instruction(m: &agent::Instruct) -> Option<Instruction> {
+    Some(Instruction {
+        id: InstructionId(m.id.clone()),
+        kind: instruct_kind(m.kind)?,
+        vmi: VmiUid(m.vmi_uid.clone()),
+        pod: PodUid(m.pod_uid.clone()),
+        vmi_rv: ResourceVersion::parse(&m.vmi_rv),
+        deadline: Millis(m.deadline_ms),
+    })
+}
