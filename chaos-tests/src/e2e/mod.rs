@@ -1,0 +1,13 @@
+//! End-to-end tests: the real binary, real etcd, real guests.
+//!
+//! One [`cluster::Cluster`] serves many tests; a guest that was booted serves as many assertions as it can. Nothing sleeps for
+//! a condition: [`wait::until`] asks again and again until a deadline, and says what it saw last. Processes are hurt by
+//! their id alone, and [`leaks`] tells what a VM left behind.
+
+pub mod cluster;
+pub mod console;
+pub mod leaks;
+pub mod manifest;
+pub mod process;
+pub mod vm;
+pub mod wait;

@@ -1,0 +1,199 @@
+//! Bad input: a clear message in the right place, and nothing else harmed.
+
+use super::{BROKEN_IMAGE, e2e, shared};
+use anyhow::{Result, ensure};
+use chaos_tests::e2e::{
+    manifest::{VmManifest, vm},
+    vm::{START, Vm},
+    wait,
+};
+use serde_json::{Value, json};
+use std::{
+    io::{Read, Write},
+    net::TcpListener,
+};
+
+/// What admission refuses: a change to a good manifest, and words that the answer must hold.
+fn refused() -> Vec<(&'static str, VmManifest, Vec<&'static str>)> {
+    let change = |name: &str, change: &dyn Fn(&mut Value)| {
+        let mut manifest = vm(name);
+        change(&mut manifest.object);
+        manifest
+    };
+    let twin = json!({"containerDisk": {"image": "localhost/x:1"}});
+    vec![
+        (
+            "a wrong type",
+            change("bad-type", &|object| {
+                object["spec"]["template"]["spec"]["domain"]["devices"]["disks"] = "none".into()
+            }),
+            vec!["disks"],
+        ),
+        (
+            "an unknown field",
+            change("bad-field", &|object| {
+                object["spec"]["template"]["spec"]["domain"]["memry"] = json!({"guest": "1Gi"})
+            }),
+            vec!["memry", "unknown field"],
+        ),
+        (
+            "two disks of one name",
+            vm("bad-twins").disk("twin", json!({"disk": {"bus": "virtio"}}), twin).disk(
+                "twin",
+                json!({"disk": {"bus": "virtio"}}),
+                json!({"emptyDisk": {"capacity": "1Mi"}}),
+            ),
+            vec!["twin"],
+        ),
+        (
+            "a volume without a disk",
+            change("bad-volume", &|object| {
+                let spec = &mut object["spec"]["template"]["spec"];
+                let volume = json!({"name": "lonely", "emptyDisk": {"capacity": "1Mi"}});
+                spec["volumes"].as_array_mut().unwrap().push(volume);
+            }),
+            vec!["lonely"],
+        ),
+        (
+            "a disk without a volume",
+            change("bad-disk", &|object| {
+                let disks = &mut object["spec"]["template"]["spec"]["domain"]["devices"]["disks"];
+                disks.as_array_mut().unwrap().push(json!({"name": "empty-handed", "disk": {"bus": "virtio"}}));
+            }),
+            vec!["empty-handed"],
+        ),
+        ("no memory", vm("bad-memory").memory("0"), vec!["memory"]),
+        ("a quantity that is none", vm("bad-quantity").memory("lots"), vec!["memory"]),
+        ("an unknown run strategy", vm("bad-strategy").run("Sometimes"), vec!["Sometimes"]),
+    ]
+}
+
+#[test]
+fn admission_says_what_is_wrong() -> Result<()> {
+    e2e!();
+    let (_turn, cluster) = shared()?;
+    let mut wrong = Vec::new();
+    for (what, manifest, words) in refused() {
+        let name = manifest.object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+        let (code, out, said) = cluster.feed(&["apply"], &manifest.text())?;
+        if code == 0 {
+            wrong.push(format!("{what} was taken: {out}"));
+            cluster.kubectl(&["delete", "vm", &name, "--wait=false"])?;
+        } else if let Some(word) = words.iter().find(|word| !said.contains(**word)) {
+            wrong.push(format!("{what}: no '{word}' in: {said}"));
+        } else if cluster.kubectl(&["get", "vm", &name])?.0 == 0 {
+            wrong.push(format!("{what} was refused, and is there all the same"));
+        }
+    }
+    ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+    let (code, _, said) =
+        cluster.feed(&["apply"], "apiVersion: kubevirt.io/v1\nkind: VirtualMachine\nmetadata: [\n")?;
+    ensure!(code != 0 && !said.is_empty());
+    Ok(())
+}
+
+/// Waits for a status of the VM and for words in its conditions, its instance's, or its events.
+fn complains(vm: &Vm, statuses: &[&str], words: &[&str]) -> Result<()> {
+    wait::until(&format!("a complaint about {}", vm.name), START, || {
+        let object = vm.vm()?;
+        let status = object["status"]["printableStatus"].as_str().unwrap_or_default();
+        let vmi = vm.vmi().unwrap_or_default();
+        let (_, events, _) = vm.cluster.kubectl(&["get", "events", "-o", "wide"])?;
+        let events: Vec<&str> = events.lines().filter(|line| line.contains(&vm.name)).collect();
+        let said = format!("{} {} {}", object["status"]["conditions"], vmi["status"]["conditions"], events.join("\n"));
+        let all = statuses.contains(&status) && words.iter().all(|word| said.contains(word));
+        Ok(if all { Ok(()) } else { Err(format!("status {status}, said: {said}")) })
+    })
+    .map_err(|error| error.context(vm.story()))
+}
+
+#[test]
+fn a_missing_claim_is_named_and_may_come_later() -> Result<()> {
+    e2e!();
+    let (_turn, cluster) = shared()?;
+    let claim = json!({"persistentVolumeClaim": {"claimName": "bad-later"}});
+    let vm = Vm::apply(cluster, &vm("bad-claim").disk("data", json!({"disk": {"bus": "virtio"}}), claim))?;
+    complains(&vm, &["ErrorPvcNotFound"], &["bad-later"])?;
+    cluster.apply(
+        &json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "bad-later", "namespace": "default"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "8Mi"}}}})
+        .to_string(),
+    )?;
+    vm.wait_phase("Running", START)?;
+    vm.delete()?;
+    cluster.ok(&["delete", "pvc", "bad-later"])?;
+    Ok(())
+}
+
+#[test]
+fn more_memory_than_the_machine_has_is_unschedulable() -> Result<()> {
+    e2e!();
+    let (_turn, cluster) = shared()?;
+    let vm = Vm::apply(cluster, &vm("bad-huge").memory("9000Gi"))?;
+    complains(&vm, &["ErrorUnschedulable"], &["nsufficient memory"])?;
+    vm.delete()?;
+    Ok(())
+}
+
+#[test]
+fn an_image_that_is_not_there_or_breaks_off_is_named() -> Result<()> {
+    e2e!();
+    let (_turn, cluster) = shared()?;
+    let pulls = &["ErrImagePull", "ImagePullBackOff"];
+    let missing = Vm::apply(cluster, &vm("bad-image").image("localhost/virtfold/nowhere:1"))?;
+    complains(&missing, pulls, &["localhost/virtfold/nowhere:1"])?;
+    missing.delete()?;
+
+    let port = registry_that_breaks_off()?;
+    let image = format!("127.0.0.1:{port}/cut/off:1");
+    let cut = Vm::apply(cluster, &vm("bad-registry").image(&image))?;
+    complains(&cut, pulls, &[&image])?;
+    cut.delete()?;
+
+    let truncated = Vm::apply(cluster, &vm("bad-qcow2").image(BROKEN_IMAGE))?;
+    wait::until("a word about the truncated disk", START, || {
+        let text = truncated.story();
+        let phase = truncated.vmi().map(|vmi| vmi["status"]["phase"].clone()).unwrap_or_default();
+        let said = text.to_lowercase();
+        let clear = said.contains("truncated") || said.contains("corrupt") || said.contains("shorter than");
+        Ok(if clear && phase != "Running" { Ok(()) } else { Err(format!("phase {phase}\n{text}")) })
+    })?;
+    truncated.delete()?;
+
+    // Nothing else was harmed.
+    let good = Vm::running(cluster, &vm("bad-good"))?;
+    good.delete()?;
+    Ok(())
+}
+
+/// A registry whose blobs end before their length is reached.
+fn registry_that_breaks_off() -> Result<u16> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let port = listener.local_addr()?.port();
+    let digest = format!("sha256:{}", "ab".repeat(32));
+    let media = "application/vnd.oci.image.manifest.v1+json";
+    let manifest = json!({"schemaVersion": 2, "mediaType": media,
+        "config": {"mediaType": "application/vnd.oci.image.config.v1+json", "digest": digest, "size": 1000},
+        "layers": [{"mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": digest, "size": 100_000}]})
+    .to_string();
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let mut request = [0; 4096];
+            let count = stream.read(&mut request).unwrap_or(0);
+            let request = String::from_utf8_lossy(&request[..count]).into_owned();
+            let answer = if request.contains("/blobs/") {
+                "HTTP/1.1 200 OK\r\ncontent-length: 100000\r\ncontent-type: application/octet-stream\r\n\r\npart"
+                    .to_owned()
+            } else if request.contains("/manifests/") {
+                format!(
+                    "HTTP/1.1 200 OK\r\ncontent-type: {media}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{manifest}",
+                    manifest.len()
+                )
+            } else {
+                "HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n".to_owned()
+            };
+            stream.write_all(answer.as_bytes()).ok();
+        }
+    });
+    Ok(port)
+}

@@ -1,0 +1,62 @@
+//! From a manifest to a guest that answers, and away again.
+
+use super::{e2e, shared};
+use anyhow::{Result, ensure};
+use chaos_tests::e2e::{
+    cluster::condition,
+    manifest::vm,
+    vm::{START, Vm},
+};
+use std::{fs, time::Duration};
+
+#[test]
+fn a_guest_starts_answers_and_leaves_nothing_behind() -> Result<()> {
+    e2e!();
+    let (_turn, cluster) = shared()?;
+    let server =
+        Vm::running(cluster, &vm("start-server").user_data("#!/bin/sh\necho by $(hostname) >/run/by-user-data\n"))?;
+    eprintln!("running after {:.1} s", server.applied.elapsed().as_secs_f32());
+
+    let ip = server.ip()?;
+    let parts = server.parts()?;
+    ensure!(parts.ip == ip, "the pod has {}, the VMI shows {ip}", parts.ip);
+    server.wait_printable("Running", START)?;
+    server.wait_condition("Ready", "True", START)?;
+
+    // The console, the name and the script of cloud-init, the address by DHCP.
+    let mut console = server.shell()?;
+    eprintln!("logged in after {:.1} s", server.applied.elapsed().as_secs_f32());
+    ensure!(console.run("hostname")? == "start-server", "hostname: {}", console.run("hostname")?);
+    ensure!(console.run("cat /run/by-user-data")? == "by start-server");
+    let addresses = console.run("ip -4 -o addr show dev eth0")?;
+    ensure!(addresses.contains("10.0.2.2/24"), "{addresses}");
+
+    // The guest agent's word in the status.
+    server.wait_condition("AgentConnected", "True", START)?;
+    let vmi = server.wait_vmi("guest OS info", START, |vmi| {
+        (vmi["status"]["guestOSInfo"]["id"] == "virtfold-guest").then(|| vmi.clone())
+    })?;
+    ensure!(vmi["status"]["interfaces"][0]["interfaceName"] == "eth0", "{}", vmi["status"]["interfaces"]);
+    ensure!(condition(&vmi, "Ready") == ("True", condition(&vmi, "Ready").1));
+    let trace = vmi["metadata"]["annotations"]["virtfold.io/traceparent"].as_str().unwrap_or_default();
+    ensure!(trace.len() == 55, "the VMI carries no trace: {trace:?}");
+
+    // QEMU has no more rights than it needs.
+    let status = fs::read_to_string(format!("/proc/{}/status", parts.qemu))?;
+    ensure!(status.lines().any(|line| line.starts_with("Uid:\t107\t107")), "{status}");
+    ensure!(status.lines().any(|line| line == "CapEff:\t0000000000000000"), "{status}");
+
+    // Another guest reaches it by its pod's address, wherever it runs.
+    let client = Vm::running(cluster, &vm("start-client"))?;
+    let page = client.shell()?.run(&format!("wget -q -T 10 -O - http://{ip}/"))?;
+    ensure!(page.contains("hello from start-server"), "{page}");
+
+    let table = cluster.ok(&["get", "vm,vmi,pod", "-o", "wide"])?;
+    ensure!(table.contains("start-server") && table.contains(&ip) && table.contains("Running"), "{table}");
+
+    client.delete()?;
+    let took = server.delete()?;
+    console.expect("virtfold-guest: poweroff", Duration::from_secs(1))?;
+    ensure!(took < Duration::from_secs(25), "a guest that powers off took {took:?}");
+    Ok(())
+}

@@ -1,0 +1,6 @@
+//! The rules of the repository, and end-to-end tests on real processes and guests.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod e2e;
+mod edges;
+mod tidy;
