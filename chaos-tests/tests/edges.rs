@@ -43,11 +43,8 @@ fn dependencies_point_one_way() {
 
 #[test]
 fn every_forbidden_edge_is_noticed() {
-    let real = edges::of_workspace().unwrap();
     for (from, to) in MUTANTS {
-        let mut edges = real.clone();
-        edges.push(Edge::normal(from, to));
-        assert_eq!(edges::violations(&edges).len(), 1, "'{from}' -> '{to}' went unnoticed");
+        assert_eq!(edges::violations(&[Edge::normal(from, to)]).len(), 1, "'{from}' -> '{to}' went unnoticed");
     }
 }
 
