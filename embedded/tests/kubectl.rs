@@ -175,6 +175,7 @@ async fn kubectl_works_unchanged() {
     j.ok(&["get", "pods"]).await;
     assert!(j.fails(&["delete", "pod", "p"], "").await.contains("forbidden"));
     assert_eq!(j.raw(&["auth", "can-i", "delete", "pods"], "").await.1.trim(), "no");
+    assert_eq!(k.raw(&["auth", "can-i", "delete", "pods", "--as=ann"], "").await.1.trim(), "no");
 
     // Events and watching.
     let event = "{apiVersion: v1, kind: Event, metadata: {name: e}, involvedObject: {apiVersion: v1, kind: Pod, name: p, namespace: default}, reason: Tested, message: hello, type: Normal, count: 1, firstTimestamp: '2026-01-01T00:00:00Z', lastTimestamp: '2026-01-01T00:00:00Z'}";

@@ -4,6 +4,7 @@
 
 mod client;
 mod crd;
+mod extensions;
 mod http;
 mod kubectl;
 mod stores;

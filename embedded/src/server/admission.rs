@@ -131,9 +131,10 @@ impl Inner {
                 let (kv, revision) = self.storage.get(&key, 0).await.map_err(storage_status)?;
                 let Some(kv) = kv else { return Err(Status::not_found("", "namespaces", there)) };
                 let open = !super::hub::decode(&kv.value, kv.revision).is_some_and(|v| deleting(&v));
-                // Kept only while the hub would tell of a change.
-                if self.hub.head() >= revision {
-                    self.namespaces.lock().unwrap_or_else(PoisonError::into_inner).insert(there.clone(), open);
+                // Kept only if the hub has yet to tell of every later change; it takes the same lock to forget.
+                let mut known = self.namespaces.lock().unwrap_or_else(PoisonError::into_inner);
+                if self.hub.head() <= revision {
+                    known.insert(there.clone(), open);
                 }
                 open
             }

@@ -158,7 +158,7 @@ impl ApiServer {
 
     /// Answers one request of `user`; without one, of whoever the request's token says.
     pub async fn handle(&self, request: http::Request<Body>, user: Option<User>) -> Response {
-        request::route(&self.inner, request, user).await
+        Box::pin(request::route(&self.inner, request, user)).await
     }
 
     /// The server as a service for callers in this process, who act as `user`.

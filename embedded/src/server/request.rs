@@ -184,6 +184,10 @@ pub(super) async fn route(inner: &Arc<Inner>, request: http::Request<Body>, user
             Err(status) => return refuse(&status),
         },
     };
+    let user = match inner.impersonate(user, request.headers()).await {
+        Ok(user) => user,
+        Err(status) => return refuse(&status),
+    };
     let path = request.uri().path().to_owned();
     let query = Query::parse(request.uri().query().unwrap_or_default());
     let parsed = parse(&path).map(|(mut t, watch)| {
@@ -245,7 +249,7 @@ pub(super) async fn route(inner: &Arc<Inner>, request: http::Request<Body>, user
         let across = resource.namespaced
             && target.name.is_empty()
             && matches!(verb, "list" | "watch" | "deletecollection" | "create");
-        if !across && !(resource.kind == "Namespace") {
+        if !across && resource.kind != "Namespace" {
             return nowhere();
         }
         if verb == "create" && across {

@@ -46,14 +46,29 @@ impl Inner {
         Err(if wanted.resource.is_empty() {
             Status { details: json!({}), ..Status::new(403, "Forbidden", format!("forbidden: {sentence}")) }
         } else {
-            let resource = if wanted.subresource.is_empty() {
-                wanted.resource.clone()
-            } else {
-                format!("{}/{}", wanted.resource, wanted.subresource)
-            };
-            let mut status = Status::forbidden(&wanted.group, &resource, &wanted.name, &sentence);
-            status.details["kind"] = wanted.resource.clone().into();
-            status
+            Status::forbidden(&wanted.group, &wanted.resource, &wanted.name, &sentence)
+        })
+    }
+
+    /// Who a request acts as: `Impersonate-User` and `-Group`, if the sender may.
+    pub(super) async fn impersonate(&self, user: User, headers: &http::HeaderMap) -> Result<User, Status> {
+        let word = |v: &http::HeaderValue| v.to_str().unwrap_or_default().to_owned();
+        let Some(name) = headers.get("impersonate-user").map(word) else { return Ok(user) };
+        let groups: Vec<String> = headers.get_all("impersonate-group").iter().map(word).collect();
+        let mut wanted = vec![match name.strip_prefix("system:serviceaccount:").and_then(|n| n.split_once(':')) {
+            Some((namespace, account)) => ("serviceaccounts", namespace.to_owned(), account.to_owned()),
+            None => ("users", String::new(), name.clone()),
+        }];
+        wanted.extend(groups.iter().map(|g| ("groups", String::new(), g.clone())));
+        for (resource, namespace, name) in wanted {
+            let attributes =
+                Attributes { verb: "impersonate".into(), resource: resource.into(), namespace, name, ..Attributes::default() };
+            self.authorize(&user, &attributes).await?;
+        }
+        let account = name.strip_prefix("system:serviceaccount:").and_then(|n| n.split_once(':'));
+        Ok(match account {
+            Some((namespace, account)) if groups.is_empty() => User::service_account(namespace, account, ""),
+            _ => User::new(&name, &groups.iter().map(String::as_str).collect::<Vec<_>>()),
         })
     }
 

@@ -175,8 +175,16 @@ impl Seat {
                     }
                 }
             }
-            let bookmark = self.bookmarks && self.after > self.told;
-            let wake = if bookmark { self.next_bookmark.min(self.end) } else { self.end };
+            if Instant::now() >= self.end {
+                return None;
+            }
+            if self.bookmarks && Instant::now() >= self.next_bookmark {
+                if self.after > self.told {
+                    return Some(self.bookmark(false));
+                }
+                self.next_bookmark = Instant::now() + BOOKMARK_EVERY;
+            }
+            let wake = if self.bookmarks { self.next_bookmark.min(self.end) } else { self.end };
             if let Some(history) = &mut self.history {
                 let item = tokio::select! {
                     item = history.next() => Some(item),
@@ -212,13 +220,6 @@ impl Seat {
                     () = tokio::time::sleep_until(wake) => {}
                 }
             }
-            if Instant::now() >= self.end {
-                return None;
-            }
-            if bookmark && Instant::now() >= self.next_bookmark {
-                return Some(self.bookmark(false));
-            }
-            self.next_bookmark = self.next_bookmark.max(Instant::now() + Duration::from_secs(1));
         }
     }
 }

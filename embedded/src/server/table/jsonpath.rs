@@ -103,7 +103,10 @@ pub(super) fn find<'a>(root: &'a Value, path: &str) -> Vec<&'a Value> {
                 Step::Where(keys, value, equal) => {
                     for item in v.as_array().into_iter().flatten() {
                         let found = keys.iter().try_fold(item, |v, k| v.get(k));
-                        let same = found.is_some_and(|f| f.as_str().map_or_else(|| f.to_string() == *value, |s| s == value));
+                        let same = found.is_some_and(|f| match f.as_str() {
+                            Some(s) => s == value,
+                            None => f.to_string() == *value,
+                        });
                         if same == *equal {
                             next.push(item);
                         }
