@@ -11,3 +11,5 @@ pub mod semantics;
 pub mod server;
 pub mod cluster;
 pub mod volumes;
+pub mod images;
+pub mod pods;
