@@ -187,3 +187,28 @@ async fn the_end_of_a_definition_takes_its_objects_along() {
     assert_eq!(ask(&server, &user, "POST", CRDS, Some(definition())).await.0, 201);
     assert_eq!(ask(&server, &user, "GET", THINGS, None).await.1["items"], json!([]));
 }
+
+#[tokio::test]
+async fn the_products_own_definitions_are_structural_and_served() {
+    let (server, user) = (server().await, admin());
+    for crd in api::crd::all() {
+        let name = crd["metadata"]["name"].as_str().unwrap().to_owned();
+        let (code, made) = ask(&server, &user, "POST", &format!("{CRDS}?fieldValidation=Strict"), Some(crd)).await;
+        assert_eq!(code, 201, "{name}: {made}");
+    }
+    let path = "/apis/kubevirt.io/v1/namespaces/default/virtualmachines?fieldValidation=Strict";
+    let vm = json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "metadata": {"name": "vm"},
+        "spec": {"runStrategy": "Always", "template": {"spec": {
+            "domain": {"devices": {"disks": [{"name": "d", "disk": {"bus": "virtio"}}]}, "memory": {"guest": "64Mi"}},
+            "volumes": [{"name": "d", "containerDisk": {"image": "i"}}]}}},
+    });
+    let (code, made) = ask(&server, &user, "POST", path, Some(vm.clone())).await;
+    assert_eq!(code, 201, "{made}");
+    let mut wrong = vm;
+    wrong["metadata"]["name"] = "vm2".into();
+    wrong["spec"]["template"]["spec"]["domain"]["devices"]["diskz"] = json!([]);
+    let (code, status) = ask(&server, &user, "POST", path, Some(wrong)).await;
+    assert_eq!(code, 400);
+    assert!(status["message"].as_str().unwrap().contains("unknown field \"spec.template.spec.domain.devices.diskz\""));
+}

@@ -255,3 +255,87 @@ fn merge_list(old: &mut Vec<Value>, change: Vec<Value>, rule: Merge, at: Place<'
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use serde_json::json;
+
+    fn pods() -> Resource {
+        crate::kinds::builtin().0.into_iter().find(|r| r.plural == "pods").unwrap()
+    }
+
+    fn merged(old: &Value, patch: &Value) -> Value {
+        apply(Kind::Strategic, &pods(), old, patch.to_string().as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn lists_with_keys_merge_and_others_are_replaced() {
+        let old = json!({
+            "metadata": {"labels": {"a": "1", "b": "2"}, "finalizers": ["x/y"]},
+            "spec": {
+                "containers": [
+                    {"name": "a", "image": "i", "args": ["1", "2"], "env": [{"name": "E", "value": "1"}]},
+                    {"name": "b", "image": "j"},
+                ],
+                "tolerations": [{"key": "t"}],
+            },
+            "status": {"conditions": [{"type": "Ready", "status": "False"}]},
+        });
+        let new = merged(&old, &json!({
+            "metadata": {"labels": {"a": null, "c": "3"}, "finalizers": ["z/w"]},
+            "spec": {
+                "containers": [
+                    {"name": "a", "args": ["3"], "env": [{"name": "F", "value": "2"}]},
+                    {"name": "b", "$patch": "delete"},
+                    {"name": "c", "image": "k"},
+                ],
+                "tolerations": [{"key": "u"}],
+            },
+            "status": {"conditions": [{"type": "Ready", "status": "True"}, {"type": "New", "status": "True"}]},
+        }));
+        assert_eq!(new, json!({
+            "metadata": {"labels": {"b": "2", "c": "3"}, "finalizers": ["x/y", "z/w"]},
+            "spec": {
+                "containers": [
+                    {"name": "a", "image": "i", "args": ["3"],
+                     "env": [{"name": "E", "value": "1"}, {"name": "F", "value": "2"}]},
+                    {"name": "c", "image": "k"},
+                ],
+                "tolerations": [{"key": "u"}],
+            },
+            "status": {"conditions": [{"type": "Ready", "status": "True"}, {"type": "New", "status": "True"}]},
+        }));
+    }
+
+    #[test]
+    fn directives_are_carried_out() {
+        let old = json!({
+            "metadata": {"finalizers": ["a/a", "b/b"], "labels": {"x": "1"}},
+            "spec": {"volumes": [{"name": "v", "emptyDir": {}}], "containers": [{"name": "a"}, {"name": "b"}]},
+        });
+        let new = merged(&old, &json!({
+            "metadata": {"$deleteFromPrimitiveList/finalizers": ["a/a"], "labels": {"$patch": "replace", "y": "2"}},
+            "spec": {
+                "volumes": [{"name": "v", "$retainKeys": ["name", "secret"], "secret": {"secretName": "s"}}],
+                "$setElementOrder/containers": [{"name": "b"}, {"name": "a"}],
+            },
+        }));
+        assert_eq!(new, json!({
+            "metadata": {"finalizers": ["b/b"], "labels": {"y": "2"}},
+            "spec": {"volumes": [{"name": "v", "secret": {"secretName": "s"}}], "containers": [{"name": "b"}, {"name": "a"}]},
+        }));
+        let e = apply(Kind::Strategic, &pods(), &old, br#"{"spec":{"containers":[{"image":"x"}]}}"#).unwrap_err();
+        assert_eq!(e.code, 422);
+        assert!(e.message.contains("does not contain declared merge key: name"), "{e}");
+    }
+
+    #[test]
+    fn only_known_kinds_of_patch_are_taken() {
+        let custom = Resource { custom: true, ..Resource::default() };
+        assert_eq!(Kind::of("application/merge-patch+json", &custom), Ok(Kind::Merge));
+        assert_eq!(Kind::of("application/strategic-merge-patch+json", &custom).unwrap_err().code, 415);
+        assert_eq!(Kind::of("application/apply-patch+yaml", &pods()).unwrap_err().code, 415);
+    }
+}

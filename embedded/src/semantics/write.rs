@@ -583,3 +583,93 @@ pub fn with_scale(resource: &Resource, old: &Value, scale: &Value) -> Result<Val
     *at = wanted.into();
     Ok(new)
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn moment() -> Moment {
+        Moment { seconds: 1_000_000, uid: "u".into(), suffix: "abcde".into() }
+    }
+
+    fn resource(plural: &str) -> Resource {
+        crate::kinds::builtin().0.into_iter().find(|r| r.plural == plural).unwrap()
+    }
+
+    #[test]
+    fn creation_sets_what_only_the_server_may_set() {
+        let r = resource("configmaps");
+        let sent = json!({"metadata": {"generateName": "x-", "uid": "forged", "creationTimestamp": "2000-01-01T00:00:00Z",
+            "deletionTimestamp": "2000-01-01T00:00:00Z"}});
+        let o = create(&r, "ns", "", sent, &moment()).unwrap();
+        assert_eq!(
+            o["metadata"],
+            json!({"generateName": "x-", "name": "x-abcde", "namespace": "ns", "uid": "u",
+                   "creationTimestamp": "1970-01-12T13:46:40Z"})
+        );
+        let none = create(&r, "ns", "", json!({"metadata": {}}), &moment()).unwrap_err();
+        assert_eq!(none.code, 422);
+        let other = create(&r, "ns", "", json!({"metadata": {"name": "a", "namespace": "b"}}), &moment()).unwrap_err();
+        assert_eq!(other.code, 400);
+    }
+
+    #[test]
+    fn deletion_is_decided_by_grace_finalizers_and_preconditions() {
+        let r = resource("pods");
+        let pod = |meta: Value| json!({"metadata": meta, "spec": {"nodeName": "n", "terminationGracePeriodSeconds": 7}});
+        let plain = pod(json!({"name": "p", "uid": "1", "resourceVersion": "5"}));
+        let Deletion::Mark(marked) = delete(&r, &plain, &DeleteOptions::default(), &moment()).unwrap() else { panic!() };
+        assert_eq!(marked["metadata"]["deletionGracePeriodSeconds"], 7);
+        assert_eq!(marked["metadata"]["deletionTimestamp"], "1970-01-12T13:46:47Z");
+        let again = delete(&r, &marked, &DeleteOptions::default(), &moment()).unwrap();
+        assert!(matches!(again, Deletion::Pending(_)));
+        let sooner = DeleteOptions { grace: Some(2), ..DeleteOptions::default() };
+        let Deletion::Mark(s) = delete(&r, &marked, &sooner, &moment()).unwrap() else { panic!() };
+        assert_eq!(s["metadata"]["deletionTimestamp"], "1970-01-12T13:46:42Z");
+        let now = DeleteOptions { grace: Some(0), ..DeleteOptions::default() };
+        assert!(matches!(delete(&r, &marked, &now, &moment()).unwrap(), Deletion::Remove(_)));
+        let held = pod(json!({"name": "p", "finalizers": ["a/b"]}));
+        assert!(matches!(delete(&r, &held, &now, &moment()).unwrap(), Deletion::Mark(_)));
+        let wrong = DeleteOptions { uid: Some("2".into()), ..DeleteOptions::default() };
+        assert!(delete(&r, &plain, &wrong, &moment()).unwrap_err().is_conflict());
+        let foreground = DeleteOptions { propagation: Some(Propagation::Foreground), ..now.clone() };
+        let Deletion::Mark(f) = delete(&r, &plain, &foreground, &moment()).unwrap() else { panic!() };
+        assert_eq!(finalizers(&f), [FOREGROUND_FINALIZER]);
+        let Deletion::Remove(_) = delete(&r, &f, &DeleteOptions { propagation: Some(Propagation::Background), ..now }, &moment()).unwrap()
+        else {
+            panic!()
+        };
+    }
+
+    #[test]
+    fn an_object_goes_when_its_last_finalizer_does_but_a_pod_not_before_its_grace() {
+        let r = resource("pods");
+        let old = |grace: i64| json!({"metadata": {"name": "p", "finalizers": ["a/b"], "deletionGracePeriodSeconds": grace,
+            "deletionTimestamp": "2000-01-01T00:00:00Z"}});
+        let new = json!({"metadata": {"name": "p"}});
+        assert!(goes(&r, &old(0), &new));
+        assert!(!goes(&r, &old(30), &new));
+        assert!(!goes(&r, &old(0), &old(0)));
+        assert!(!goes(&r, &new, &new));
+    }
+
+    #[test]
+    fn an_update_cannot_touch_identity_and_must_not_be_stale() {
+        let r = resource("configmaps");
+        let old = json!({"metadata": {"name": "a", "namespace": "n", "uid": "1", "resourceVersion": "5",
+            "creationTimestamp": "2000-01-01T00:00:00Z"}, "data": {"x": "1"}});
+        let new = update(&r, Part::Main, &old, json!({"metadata": {"name": "a", "creationTimestamp": "x"}}), false).unwrap();
+        assert_eq!(new["metadata"], old["metadata"]);
+        assert!(new.get("data").is_none());
+        for (sent, code) in [
+            (json!({"metadata": {"name": "b"}}), 400),
+            (json!({"metadata": {"name": "a", "uid": "2"}}), 409),
+            (json!({"metadata": {"name": "a", "resourceVersion": "4"}}), 409),
+            (json!({"metadata": {"name": "a", "namespace": "m"}}), 400),
+        ] {
+            assert_eq!(update(&r, Part::Main, &old, sent.clone(), false).unwrap_err().code, code, "{sent}");
+        }
+        assert_eq!(update(&r, Part::Main, &old, json!({"metadata": {}}), true).unwrap_err().code, 422);
+    }
+}
