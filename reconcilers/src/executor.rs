@@ -1,0 +1,193 @@
+//! Carries out commands of Vm cells: writes and live reads at the API server.
+//!
+//! It decides nothing. How a command ended is classified once, here; the machines see classes, not HTTP codes. A cell has
+//! at most one command in flight per object, so commands may run side by side: urgent ones in one pool, lazy ones in a
+//! smaller one that cannot hold them up.
+
+use crate::hub::resource;
+use kube::{
+    Api, Client,
+    api::{DeleteParams, DynamicObject, Patch as KubePatch, PatchParams, PostParams, Preconditions},
+};
+use serde_json::Value;
+use state::{
+    Millis,
+    object::{Class, Kind, ObjectRef, Refusal, Settled},
+    observe::{self, Object},
+    vm::{Patch, Recipe, Source},
+};
+use std::sync::Arc;
+use tokio::{
+    sync::{Semaphore, watch},
+    time::Instant,
+};
+
+/// Urgent commands at once.
+const URGENT: usize = 64;
+/// Lazy commands at once.
+const LAZY: usize = 4;
+/// Where the server says "not now" and does not say when.
+const BUSY: Millis = Millis(1000);
+
+/// Writes and reads on behalf of the leader.
+#[derive(Clone)]
+pub struct Executor {
+    client: Client,
+    until: watch::Receiver<Instant>,
+    urgent: Arc<Semaphore>,
+    lazy: Arc<Semaphore>,
+}
+
+impl Executor {
+    /// An executor that stops writing when `until` has passed.
+    pub fn new(client: Client, until: watch::Receiver<Instant>) -> Self {
+        Self { client, until, urgent: Arc::new(Semaphore::new(URGENT)), lazy: Arc::new(Semaphore::new(LAZY)) }
+    }
+
+    /// Whether this process may still act as leader.
+    pub fn leads(&self) -> bool {
+        *self.until.borrow() > Instant::now()
+    }
+
+    fn api(&self, target: &ObjectRef) -> Api<DynamicObject> {
+        let r = resource(target.kind);
+        if target.namespace.is_empty() {
+            Api::all_with(self.client.clone(), &r)
+        } else {
+            Api::namespaced_with(self.client.clone(), &target.namespace, &r)
+        }
+    }
+
+    async fn turn(&self, class: Class) -> Option<tokio::sync::OwnedSemaphorePermit> {
+        let pool = match class {
+            Class::Urgent => &self.urgent,
+            Class::Lazy => &self.lazy,
+        };
+        let permit = pool.clone().acquire_owned().await.ok()?;
+        // Checked as late as possible: a write of a leader that is none any more is harmless, but noise.
+        self.leads().then_some(permit)
+    }
+
+    /// Creates what the recipe makes of the source.
+    pub async fn create(&self, recipe: &Recipe, source: &Source, target: &ObjectRef) -> Settled<Object> {
+        let Some(_turn) = self.turn(Class::Urgent).await else { return Settled::Busy { after: BUSY } };
+        let raw = match self.api(&source.object).get(&source.object.name).await {
+            Ok(o) => o,
+            Err(e) => return failed(target.kind, e, false),
+        };
+        let version = raw.metadata.resource_version.as_deref().map(state::ResourceVersion::parse);
+        if raw.metadata.uid.as_deref() != Some(source.object.uid.as_str()) || version != Some(source.rv) {
+            return Settled::Conflict;
+        }
+        let body = match serde_json::to_value(&raw).map(|raw| state::render::render(recipe, &raw)) {
+            Ok(body) => body,
+            Err(e) => return unreadable(&source.object, &e),
+        };
+        let body: DynamicObject = match serde_json::from_value(body) {
+            Ok(o) => o,
+            Err(e) => return unreadable(target, &e),
+        };
+        match self.api(target).create(&PostParams::default(), &body).await {
+            Ok(o) => applied(target.kind, &o),
+            Err(e) => failed(target.kind, e, true),
+        }
+    }
+
+    /// Patches.
+    pub async fn patch(&self, patch: &Patch) -> Settled<Object> {
+        let Some(_turn) = self.turn(patch.class).await else { return Settled::Busy { after: BUSY } };
+        let (api, params, body) = (self.api(&patch.target), PatchParams::default(), KubePatch::Merge(&patch.body));
+        let result = if patch.status {
+            api.patch_status(&patch.target.name, &params, &body).await
+        } else {
+            api.patch(&patch.target.name, &params, &body).await
+        };
+        match result {
+            Ok(o) => applied(patch.target.kind, &o),
+            Err(e) => failed(patch.target.kind, e, true),
+        }
+    }
+
+    /// Deletes; the UID, where there is one, is a precondition.
+    pub async fn delete(&self, target: &ObjectRef) -> Settled<Object> {
+        let Some(_turn) = self.turn(Class::Urgent).await else { return Settled::Busy { after: BUSY } };
+        let uid = Some(target.uid.0.clone()).filter(|u| !u.is_empty());
+        let params = DeleteParams {
+            preconditions: uid.map(|uid| Preconditions { uid: Some(uid), resource_version: None }),
+            ..DeleteParams::background()
+        };
+        match self.api(target).delete(&target.name, &params).await {
+            Ok(either) => match either.left() {
+                // Still there, with finalizers or a grace period.
+                Some(o) => applied(target.kind, &o),
+                None => Settled::Gone,
+            },
+            Err(e) => failed(target.kind, e, true),
+        }
+    }
+
+    /// Reads live.
+    pub async fn confirm(&self, target: &ObjectRef) -> Settled<Object> {
+        let Some(_turn) = self.turn(Class::Urgent).await else { return Settled::Busy { after: BUSY } };
+        match self.api(target).get(&target.name).await {
+            Ok(o) => applied(target.kind, &o),
+            Err(e) => failed(target.kind, e, false),
+        }
+    }
+
+    /// The whole VMI, for an instruction. `Err` says how the instruction settles.
+    pub async fn vmi_bytes(&self, key: &state::Key, uid: &state::VmiUid) -> Result<(bytes::Bytes, String), Settled<Object>> {
+        let target = ObjectRef {
+            kind: Kind::VirtualMachineInstance,
+            namespace: key.namespace.clone(),
+            name: key.name.clone(),
+            uid: uid.as_str().into(),
+        };
+        let o = self.api(&target).get(&key.name).await.map_err(|e| failed(target.kind, e, false))?;
+        if o.metadata.uid.as_deref() != Some(uid.as_str()) {
+            return Err(Settled::Gone);
+        }
+        let traceparent = o.metadata.annotations.as_ref().and_then(|a| a.get(api::names::ANN_TRACEPARENT)).cloned();
+        let bytes = serde_json::to_vec(&o).map_err(|e| unreadable(&target, &e))?;
+        Ok((bytes.into(), traceparent.unwrap_or_default()))
+    }
+}
+
+fn applied(kind: Kind, o: &DynamicObject) -> Settled<Object> {
+    let raw = serde_json::to_value(o).unwrap_or(Value::Null);
+    let object = observe::object(kind, &raw);
+    if object.is_none() {
+        tracing::warn!(kind = kind.name(), name = o.metadata.name, "the server's answer does not parse");
+    }
+    Settled::Applied(object)
+}
+
+fn unreadable(target: &ObjectRef, error: &serde_json::Error) -> Settled<Object> {
+    Settled::Refused(Refusal { code: 500, reason: "Unreadable".into(), message: format!("{target}: {error}") })
+}
+
+/// Classifies an error. `write`: whether it may have been done all the same.
+fn failed(kind: Kind, error: kube::Error, write: bool) -> Settled<Object> {
+    match error {
+        kube::Error::Api(s) => match s.code {
+            404 => Settled::Gone,
+            409 => Settled::Conflict,
+            410 => Settled::Unknown,
+            429 | 503 => {
+                let after = s.details.as_ref().map_or(0, |d| d.retry_after_seconds);
+                Settled::Busy { after: if after > 0 { Millis::secs(u64::from(after.unsigned_abs())) } else { BUSY } }
+            }
+            code @ 400..=499 => Settled::Refused(Refusal {
+                code,
+                reason: s.reason,
+                // A 422 quotes the object, which may hold secrets.
+                message: if code == 422 { format!("{} is invalid", kind.name()) } else { s.message },
+            }),
+            _ => Settled::Unknown,
+        },
+        other => {
+            tracing::warn!(kind = kind.name(), error = %other, write, "no answer from the API server");
+            Settled::Unknown
+        }
+    }
+}

@@ -1,0 +1,374 @@
+//! Watch caches and their fan-out: one watch and one store a kind, however many listen.
+//!
+//! *What it guarantees a subscriber:* it hears of every object that the store has when it subscribes, of each later version or a
+//! newer one, of every deletion, and of whatever a new list does not have any more (as [`Sight::Vanished`]: a reason to
+//! ask, not evidence). Entries of one object (by UID) coalesce, newest wins; two objects of one name never do. A slow
+//! subscriber costs memory bounded by the number of objects and blocks nobody.
+
+use futures::{Stream, StreamExt};
+use kube::{Api, Client, Resource, core::ApiResource, runtime::watcher};
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
+use state::{
+    Key, Uid,
+    object::{Kind, ObjectRef, Versioned},
+    observe::{NodeView, Object, Project},
+    vm::Sight,
+};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, HashMap, VecDeque},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+use tokio::sync::{Notify, watch};
+
+/// A projection, and what kube's watcher needs to know of the object.
+#[derive(Debug, Clone)]
+pub struct Seen<P> {
+    meta: kube::api::ObjectMeta,
+    /// Name of the controlling owner, which is the cell of a pod.
+    pub owner: Option<String>,
+    /// What the machines keep.
+    pub view: P,
+}
+
+impl<'de, P: Project> Deserialize<'de> for Seen<P> {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        use serde::de::Error;
+        let raw = Value::deserialize(d)?;
+        let m = api::ObjectMeta::deserialize(raw.get("metadata").unwrap_or(&Value::Null)).map_err(D::Error::custom)?;
+        let owner = m.owner_references.iter().find(|o| o.controller).map(|o| o.name.clone());
+        let meta = kube::api::ObjectMeta {
+            name: Some(m.name),
+            namespace: Some(m.namespace).filter(|n| !n.is_empty()),
+            uid: Some(m.uid),
+            resource_version: Some(m.resource_version),
+            ..Default::default()
+        };
+        let view = P::project(P::Raw::deserialize(raw).map_err(D::Error::custom)?);
+        Ok(Self { meta, owner, view })
+    }
+}
+
+impl<P> Resource for Seen<P> {
+    type DynamicType = ApiResource;
+    type Scope = kube::core::DynamicResourceScope;
+    fn kind(t: &ApiResource) -> Cow<'_, str> {
+        Cow::Borrowed(&t.kind)
+    }
+    fn group(t: &ApiResource) -> Cow<'_, str> {
+        Cow::Borrowed(&t.group)
+    }
+    fn version(t: &ApiResource) -> Cow<'_, str> {
+        Cow::Borrowed(&t.version)
+    }
+    fn api_version(t: &ApiResource) -> Cow<'_, str> {
+        Cow::Borrowed(&t.api_version)
+    }
+    fn plural(t: &ApiResource) -> Cow<'_, str> {
+        Cow::Borrowed(&t.plural)
+    }
+    fn meta(&self) -> &kube::api::ObjectMeta {
+        &self.meta
+    }
+    fn meta_mut(&mut self) -> &mut kube::api::ObjectMeta {
+        &mut self.meta
+    }
+}
+
+/// One thing that a subscriber hears.
+#[derive(Debug, Clone)]
+pub enum Entry {
+    /// For the Vm cell of this key.
+    Vm(Key, Sight),
+    /// A Node, or (`None`) that it is gone.
+    Node(String, Option<NodeView>),
+}
+
+/// A kind of object that cells are told of.
+pub trait Watched: Project + Clone + std::fmt::Debug + Send + Sync + 'static {
+    /// The kind.
+    const KIND: Kind;
+    /// What a subscriber hears when the object is there.
+    fn present(seen: &Seen<Self>) -> Entry;
+    /// What it hears when it was deleted (`true`), or is missing in a new list.
+    fn absent(seen: &Seen<Self>, deleted: bool) -> Entry;
+}
+
+fn reference(kind: Kind, m: &kube::api::ObjectMeta) -> ObjectRef {
+    ObjectRef {
+        kind,
+        namespace: m.namespace.clone().unwrap_or_default(),
+        name: m.name.clone().unwrap_or_default(),
+        uid: m.uid.clone().unwrap_or_default().into(),
+    }
+}
+
+macro_rules! watched {
+    ($($view:ident $kind:ident $object:ident $cell:expr;)*) => { $(
+        impl Watched for state::observe::$view {
+            const KIND: Kind = Kind::$kind;
+            fn present(seen: &Seen<Self>) -> Entry {
+                let cell: fn(&Seen<Self>) -> String = $cell;
+                let key = Key::new(seen.meta.namespace.clone().unwrap_or_default(), cell(seen));
+                Entry::Vm(key, Sight::Present(Object::$object(Box::new(seen.view.clone()))))
+            }
+            fn absent(seen: &Seen<Self>, deleted: bool) -> Entry {
+                let cell: fn(&Seen<Self>) -> String = $cell;
+                let key = Key::new(seen.meta.namespace.clone().unwrap_or_default(), cell(seen));
+                let r = reference(Kind::$kind, &seen.meta);
+                Entry::Vm(key, if deleted { Sight::Gone(r) } else { Sight::Vanished(r) })
+            }
+        }
+    )* };
+}
+watched! {
+    VmView VirtualMachine Vm |s| s.meta.name.clone().unwrap_or_default();
+    VmiView VirtualMachineInstance Vmi |s| s.meta.name.clone().unwrap_or_default();
+    PodView Pod Pod |s| s.owner.clone().unwrap_or_default();
+    // The driver turns the claim's name into the cells that asked for it.
+    ClaimView PersistentVolumeClaim Claim |s| s.meta.name.clone().unwrap_or_default();
+}
+
+impl Watched for NodeView {
+    const KIND: Kind = Kind::Node;
+    fn present(seen: &Seen<Self>) -> Entry {
+        Entry::Node(seen.meta.name.clone().unwrap_or_default(), Some(seen.view.clone()))
+    }
+    fn absent(seen: &Seen<Self>, _deleted: bool) -> Entry {
+        Entry::Node(seen.meta.name.clone().unwrap_or_default(), None)
+    }
+}
+
+/// What the kind is called at the API.
+pub fn resource(kind: Kind) -> ApiResource {
+    let (group, version, plural) = match kind {
+        Kind::VirtualMachine => (api::names::GROUP, "v1", "virtualmachines"),
+        Kind::VirtualMachineInstance => (api::names::GROUP, "v1", "virtualmachineinstances"),
+        Kind::Pod => ("", "v1", "pods"),
+        Kind::ControllerRevision => ("apps", "v1", "controllerrevisions"),
+        Kind::PersistentVolumeClaim => ("", "v1", "persistentvolumeclaims"),
+        Kind::Node => ("", "v1", "nodes"),
+    };
+    ApiResource {
+        group: group.into(),
+        version: version.into(),
+        api_version: if group.is_empty() { version.into() } else { format!("{group}/{version}") },
+        kind: kind.name().into(),
+        plural: plural.into(),
+    }
+}
+
+/// A coalescing queue: what one subscriber has not taken yet.
+#[derive(Debug, Default)]
+pub struct Queue {
+    inner: Mutex<Waiting>,
+    some: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    order: VecDeque<(Kind, Uid)>,
+    entries: HashMap<(Kind, Uid), Entry>,
+}
+
+impl Queue {
+    fn push(&self, id: (Kind, Uid), entry: Entry) {
+        let mut q = lock(&self.inner);
+        if q.entries.insert(id.clone(), entry).is_none() {
+            q.order.push_back(id);
+        }
+        drop(q);
+        self.some.notify_one();
+    }
+
+    /// The next entry, oldest object first.
+    pub async fn next(&self) -> Entry {
+        loop {
+            {
+                let mut q = lock(&self.inner);
+                if let Some(entry) = q.order.pop_front().and_then(|id| q.entries.remove(&id)) {
+                    if !q.order.is_empty() {
+                        self.some.notify_one();
+                    }
+                    return entry;
+                }
+            }
+            self.some.notified().await;
+        }
+    }
+}
+
+fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing inside can panic half-way through a change.
+    m.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct Cache<P> {
+    objects: BTreeMap<Uid, Arc<Seen<P>>>,
+    subscribers: Vec<Arc<Queue>>,
+}
+
+/// The cache of one kind.
+pub struct Hub<P> {
+    cache: Arc<Mutex<Cache<P>>>,
+    synced: watch::Receiver<bool>,
+}
+
+impl<P: Watched> Hub<P> {
+    /// Starts watching; the task ends with the runtime. `selector` is a label selector, empty for all.
+    pub fn start(client: Client, selector: &str) -> Self {
+        let api: Api<Seen<P>> = Api::all_with(client, &resource(P::KIND));
+        let config = watcher::Config::default().labels(selector);
+        use kube::runtime::WatchStreamExt;
+        Self::over(watcher(api, config).default_backoff())
+    }
+
+    /// A hub over any stream of watch events.
+    pub fn over(events: impl Stream<Item = watcher::Result<watcher::Event<Seen<P>>>> + Send + 'static) -> Self {
+        let cache = Arc::new(Mutex::new(Cache { objects: BTreeMap::new(), subscribers: vec![] }));
+        let (ready, synced) = watch::channel(false);
+        let hub = Self { cache: cache.clone(), synced };
+        tokio::spawn(async move {
+            let mut events = events.boxed();
+            let mut listed: BTreeMap<Uid, Arc<Seen<P>>> = BTreeMap::new();
+            while let Some(event) = events.next().await {
+                match event {
+                    Ok(watcher::Event::Apply(o)) => lock(&cache).apply(Arc::new(o)),
+                    Ok(watcher::Event::Delete(o)) => lock(&cache).remove(&o),
+                    Ok(watcher::Event::Init) => listed.clear(),
+                    Ok(watcher::Event::InitApply(o)) => {
+                        listed.insert(o.view.uid(), Arc::new(o));
+                    }
+                    Ok(watcher::Event::InitDone) => {
+                        lock(&cache).replace(std::mem::take(&mut listed));
+                        ready.send_replace(true);
+                    }
+                    Err(error) => tracing::warn!(kind = P::KIND.name(), %error, "watch"),
+                }
+            }
+        });
+        hub
+    }
+
+    /// Sends all that is there, and from now on all that changes, to the queue. Snapshot and registration are one step.
+    pub fn subscribe(&self, queue: Arc<Queue>) {
+        let mut cache = lock(&self.cache);
+        for o in cache.objects.values() {
+            queue.push((P::KIND, o.view.uid()), P::present(o));
+        }
+        cache.subscribers.push(queue);
+    }
+
+    /// Waits until the first list is in.
+    pub async fn synced(&self) {
+        let mut synced = self.synced.clone();
+        // An error means that the watch task is gone, with the runtime.
+        let _ = synced.wait_for(|s| *s).await;
+    }
+
+    /// An object by namespace and name.
+    pub fn find(&self, namespace: &str, name: &str) -> Option<Arc<Seen<P>>> {
+        let of = |o: &&Arc<Seen<P>>| {
+            o.meta.name.as_deref() == Some(name) && o.meta.namespace.as_deref().unwrap_or_default() == namespace
+        };
+        lock(&self.cache).objects.values().find(of).cloned()
+    }
+}
+
+impl<P: Watched> Cache<P> {
+    fn tell(&self, uid: &Uid, entry: &Entry) {
+        for q in &self.subscribers {
+            q.push((P::KIND, uid.clone()), entry.clone());
+        }
+    }
+
+    fn apply(&mut self, o: Arc<Seen<P>>) {
+        let uid = o.view.uid();
+        // A restarted watch may be behind.
+        if self.objects.get(&uid).is_some_and(|k| k.view.rv() >= o.view.rv()) {
+            return;
+        }
+        self.tell(&uid, &P::present(&o));
+        self.objects.insert(uid, o);
+    }
+
+    fn remove(&mut self, o: &Seen<P>) {
+        let uid = o.view.uid();
+        self.tell(&uid, &P::absent(o, true));
+        self.objects.remove(&uid);
+    }
+
+    fn replace(&mut self, listed: BTreeMap<Uid, Arc<Seen<P>>>) {
+        let vanished: Vec<_> = self.objects.keys().filter(|uid| !listed.contains_key(*uid)).cloned().collect();
+        for uid in vanished {
+            if let Some(o) = self.objects.remove(&uid) {
+                self.tell(&uid, &P::absent(&o, false));
+            }
+        }
+        for o in listed.into_values() {
+            self.apply(o);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use serde_json::json;
+    use state::observe::VmiView;
+
+    fn vmi(name: &str, uid: &str, rv: u64) -> Seen<VmiView> {
+        serde_json::from_value(
+            json!({"metadata": {"namespace": "ns", "name": name, "uid": uid, "resourceVersion": rv.to_string()}}),
+        )
+        .unwrap()
+    }
+
+    fn text(e: Entry) -> String {
+        match e {
+            Entry::Vm(_, Sight::Present(o)) => format!("{}@{}", o.reference().uid, o.rv()),
+            Entry::Vm(_, Sight::Gone(r)) => format!("{} gone", r.uid),
+            Entry::Vm(_, Sight::Vanished(r)) => format!("{} vanished", r.uid),
+            Entry::Node(n, _) => n,
+        }
+    }
+
+    async fn drain(q: &Queue) -> Vec<String> {
+        let mut out = vec![];
+        while let Some(e) = futures::FutureExt::now_or_never(q.next()) {
+            out.push(text(e));
+        }
+        out
+    }
+
+    #[tokio::test]
+    async fn deletions_relists_and_late_subscribers() {
+        use watcher::Event::{Apply, Delete, Init, InitApply, InitDone};
+        let (tx, rx) = tokio::sync::mpsc::unbounded_channel();
+        let hub = Hub::over(tokio_stream::wrappers::UnboundedReceiverStream::new(rx));
+        let q = Arc::new(Queue::default());
+        hub.subscribe(q.clone());
+        for e in [Init, InitApply(vmi("a", "1", 5)), InitApply(vmi("b", "2", 6)), InitDone] {
+            tx.send(Ok(e)).unwrap();
+        }
+        hub.synced().await;
+        assert_eq!(drain(&q).await, ["1@5", "2@6"]);
+        // Newest wins, an older version is ignored, a deletion and a new object of that name are two entries.
+        for e in [Apply(vmi("a", "1", 9)), Apply(vmi("a", "1", 7)), Delete(vmi("a", "1", 10)), Apply(vmi("a", "3", 11))] {
+            tx.send(Ok(e)).unwrap();
+        }
+        tokio::task::yield_now().await;
+        assert_eq!(drain(&q).await, ["1 gone", "3@11"]);
+        // A relist: b vanished, the rest is silent.
+        for e in [Init, InitApply(vmi("a", "3", 11)), InitDone] {
+            tx.send(Ok(e)).unwrap();
+        }
+        tokio::task::yield_now().await;
+        assert_eq!(drain(&q).await, ["2 vanished"]);
+        let late = Arc::new(Queue::default());
+        hub.subscribe(late.clone());
+        assert_eq!(drain(&late).await, ["3@11"]);
+    }
+}
