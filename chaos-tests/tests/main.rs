@@ -3,4 +3,6 @@
 
 mod e2e;
 mod edges;
+mod guest;
+mod harness;
 mod tidy;
