@@ -6,7 +6,6 @@ import os
 import pty
 import re
 import select
-import signal
 import socket
 import subprocess
 import sys
@@ -86,7 +85,7 @@ class Cluster:
     def start(self, progress=None):
         os.makedirs(os.path.dirname(self.data), exist_ok=True)
         command = [self.binary, "up", "--data-dir", self.data, "--listen", f"127.0.0.1:{free_port()}",
-                   "--nodes", str(self.nodes), "--stop-guests", "--image", f"{IMAGE}={GUEST}/oci"]
+                   "--nodes", str(self.nodes), "--image", f"{IMAGE}={GUEST}/oci"]
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
         with open(self.pid_file, "w") as file:
@@ -131,17 +130,13 @@ class Cluster:
         return json.loads(text) if text else None
 
     def stop(self, seconds=90):
-        """Ends `virtfold up` and its guests; returns what is left on the machine."""
-        pid = self.pid()
-        if pid is not None:
-            os.kill(pid, signal.SIGTERM)
-
-            def gone():
-                if self.process is not None and self.process.pid == pid:
-                    return True if self.process.poll() is not None else None
-                return True if self.pid() is None else None
-
-            until("the end of virtfold up", seconds, gone)
+        """Takes the cluster down, guests too; returns what is left on the machine."""
+        if os.path.exists(self.data):
+            done = subprocess.run([self.binary, "down", "--data-dir", self.data], text=True, timeout=seconds,
+                                  stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            if done.returncode != 0:
+                raise Problem(f"virtfold down ended with {done.returncode}:\n{done.stdout}")
+            until("the end of virtfold up", seconds, lambda: True if self.pid() is None else None)
         deadline = time.monotonic() + 20
         while (left := self.leftovers()) and time.monotonic() < deadline:
             time.sleep(0.2)

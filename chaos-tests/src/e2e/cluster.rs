@@ -84,6 +84,13 @@ pub fn free_port() -> Result<u16> {
 impl Cluster {
     /// Starts a cluster and waits until its nodes are ready.
     pub fn start(options: Options) -> Result<Self> {
+        let cluster = Self::prepare(options)?;
+        cluster.up()?;
+        Ok(cluster)
+    }
+
+    /// A cluster that is not started yet: its data folder is there, and empty.
+    pub fn prepare(options: Options) -> Result<Self> {
         let data = tempfile::Builder::new().prefix("virtfold-e2e-").tempdir().context("make a data folder")?.keep();
         let janitor = binaries()?.join("virtfold-chaos");
         let mut janitor = Command::new(&janitor)
@@ -94,9 +101,7 @@ impl Cluster {
             .spawn()
             .with_context(|| format!("start {}", janitor.display()))?;
         let pipe = janitor.stdin.take().context("the janitor has no standard input")?;
-        let cluster = Self { data, port: free_port()?, options, up: Mutex::new(None), janitor: Some((janitor, pipe)) };
-        cluster.up()?;
-        Ok(cluster)
+        Ok(Self { data, port: free_port()?, options, up: Mutex::new(None), janitor: Some((janitor, pipe)) })
     }
 
     /// Starts `virtfold up` on the data folder, and waits until it serves and its nodes are ready.

@@ -3,14 +3,17 @@
 use super::{BROKEN_IMAGE, e2e, shared};
 use anyhow::{Result, ensure};
 use chaos_tests::e2e::{
+    cluster::{Cluster, Options, condition},
     manifest::{VmManifest, vm},
     vm::{START, Vm},
     wait,
 };
 use serde_json::{Value, json};
 use std::{
+    fs,
     io::{Read, Write},
     net::TcpListener,
+    process::Command,
 };
 
 /// What admission refuses: a change to a good manifest, and words that the answer must hold.
@@ -163,6 +166,46 @@ fn an_image_that_is_not_there_or_breaks_off_is_named() -> Result<()> {
     // Nothing else was harmed.
     let good = Vm::running(cluster, &vm("bad-good"))?;
     good.delete()?;
+    Ok(())
+}
+
+#[test]
+fn a_full_disk_pauses_the_guest_that_writes_and_nobody_else() -> Result<()> {
+    e2e!();
+    let (_turn, other) = shared()?;
+    let cluster = Cluster::prepare(Options { arguments: vec!["--stop-guests".into()], ..Options::default() })?;
+    let volumes = cluster.data.join("volumes");
+    fs::create_dir(&volumes)?;
+    let mount = |option: &str| -> Result<()> {
+        let done = Command::new("mount").args(["-t", "tmpfs", "-o", option, "none"]).arg(&volumes).status()?;
+        ensure!(done.success(), "mount {option}");
+        Ok(())
+    };
+    mount("size=24m,mode=755")?;
+    cluster.up()?;
+    cluster.apply(
+        &json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "bad-full", "namespace": "default"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "256Mi"}}}})
+        .to_string(),
+    )?;
+    let claim = json!({"persistentVolumeClaim": {"claimName": "bad-full"}});
+    let full = Vm::running(&cluster, &vm("bad-writer").disk("data", json!({"disk": {"bus": "virtio"}}), claim))?;
+    let mut console = full.shell()?;
+    console.run(
+        "setsid sh -c 'dd if=/dev/zero of=/dev/vdb bs=1M count=64; sync; echo $? >/run/written' >/dev/null 2>&1 &",
+    )?;
+    full.wait_vmi("a pause", START, |vmi| (condition(vmi, "Paused") == ("True", "PausedIOError")).then_some(()))?;
+    full.wait_printable("Paused", START)?;
+    cluster.ok(&["get", "nodes"])?;
+    other.ok(&["get", "nodes"])?;
+
+    // With room again, the guest goes on where it was.
+    mount("remount,size=200m,mode=755")?;
+    let (code, _, said) = cluster.virtfold(&["unpause", "bad-writer"])?;
+    ensure!(code == 0, "{said}");
+    console.run_within("until [ -e /run/written ]; do usleep 100000; done", START)?;
+    ensure!(console.run("cat /run/written")? == "0");
+    full.delete()?;
     Ok(())
 }
 

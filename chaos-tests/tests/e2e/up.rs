@@ -139,3 +139,20 @@ fn up_keeps_its_data_and_leaves_the_machine_clean() -> Result<()> {
     ensure!(fs::read(&database)? == b"this is no database", "the damaged data was written over");
     Ok(())
 }
+
+#[test]
+fn down_takes_away_what_up_and_its_guests_made() -> Result<()> {
+    e2e!();
+    let cluster = Cluster::start(Options { nodes: 2, ..Options::default() })?;
+    let vm = Vm::running(&cluster, &vm("up-down"))?;
+    let parts = vm.parts()?;
+    // Without being asked, the end of the control plane is not the end of the guests.
+    ensure!(cluster.terminate(Duration::from_secs(60))? == Some(0), "{}", cluster.log_tail());
+    ensure!(process::alive(parts.qemu) && process::alive(parts.launcher), "the guest was stopped");
+    let (code, out, said) = cluster.virtfold(&["down", "--data-dir", &cluster.data.to_string_lossy()])?;
+    ensure!(code == 0, "virtfold down ended with {code}: {out}{said}");
+    ensure!(!process::alive(parts.qemu), "the guest lives on");
+    let left = cluster::leftovers(&cluster.data);
+    ensure!(left.is_empty(), "left behind:\n{}", left.join("\n"));
+    Ok(())
+}
