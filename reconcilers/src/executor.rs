@@ -9,11 +9,12 @@ use kube::{
     Api, Client,
     api::{DeleteParams, DynamicObject, Patch as KubePatch, PatchParams, PostParams, Preconditions},
 };
+use serde::Deserialize;
 use serde_json::Value;
 use state::{
     Millis,
     object::{Class, Kind, ObjectRef, Refusal, Settled},
-    observe::{self, Object},
+    observe::{self, NodeView, Object, Project},
     vm::{Patch, Recipe, Source},
 };
 use std::sync::Arc;
@@ -28,6 +29,24 @@ const URGENT: usize = 64;
 const LAZY: usize = 4;
 /// Where the server says "not now" and does not say when.
 const BUSY: Millis = Millis(1000);
+
+/// What a server's answer is read as.
+pub trait Answer: Sized {
+    /// Reads it; `None` where it does not parse.
+    fn read(kind: Kind, raw: &Value) -> Option<Self>;
+}
+
+impl Answer for Object {
+    fn read(kind: Kind, raw: &Value) -> Option<Self> {
+        observe::object(kind, raw)
+    }
+}
+
+impl Answer for NodeView {
+    fn read(_: Kind, raw: &Value) -> Option<Self> {
+        <NodeView as Project>::Raw::deserialize(raw).ok().map(NodeView::project)
+    }
+}
 
 /// Writes and reads on behalf of the leader.
 #[derive(Clone)]
@@ -79,7 +98,11 @@ impl Executor {
         if raw.metadata.uid.as_deref() != Some(source.object.uid.as_str()) || version != Some(source.rv) {
             return Settled::Conflict;
         }
-        let body = match serde_json::to_value(&raw).map(|raw| state::render::render(recipe, &raw)) {
+        let raw = match serde_json::to_value(&raw) {
+            Ok(raw) => raw,
+            Err(e) => return unreadable(&source.object, &e),
+        };
+        let body = match state::render::render(recipe, target, &raw) {
             Ok(body) => body,
             Err(e) => return unreadable(&source.object, &e),
         };
@@ -94,7 +117,7 @@ impl Executor {
     }
 
     /// Patches.
-    pub async fn patch(&self, patch: &Patch) -> Settled<Object> {
+    pub async fn patch<O: Answer>(&self, patch: &Patch) -> Settled<O> {
         let Some(_turn) = self.turn(patch.class).await else { return Settled::Busy { after: BUSY } };
         let (api, params, body) = (self.api(&patch.target), PatchParams::default(), KubePatch::Merge(&patch.body));
         let result = if patch.status {
@@ -127,7 +150,7 @@ impl Executor {
     }
 
     /// Reads live.
-    pub async fn confirm(&self, target: &ObjectRef) -> Settled<Object> {
+    pub async fn confirm<O: Answer>(&self, target: &ObjectRef) -> Settled<O> {
         let Some(_turn) = self.turn(Class::Urgent).await else { return Settled::Busy { after: BUSY } };
         match self.api(target).get(&target.name).await {
             Ok(o) => applied(target.kind, &o),
@@ -153,21 +176,21 @@ impl Executor {
     }
 }
 
-fn applied(kind: Kind, o: &DynamicObject) -> Settled<Object> {
+fn applied<O: Answer>(kind: Kind, o: &DynamicObject) -> Settled<O> {
     let raw = serde_json::to_value(o).unwrap_or(Value::Null);
-    let object = observe::object(kind, &raw);
+    let object = O::read(kind, &raw);
     if object.is_none() {
         tracing::warn!(kind = kind.name(), name = o.metadata.name, "the server's answer does not parse");
     }
     Settled::Applied(object)
 }
 
-fn unreadable(target: &ObjectRef, error: &serde_json::Error) -> Settled<Object> {
+fn unreadable<O>(target: &ObjectRef, error: &impl std::fmt::Display) -> Settled<O> {
     Settled::Refused(Refusal { code: 500, reason: "Unreadable".into(), message: format!("{target}: {error}") })
 }
 
 /// Classifies an error. `write`: whether it may have been done all the same.
-fn failed(kind: Kind, error: kube::Error, write: bool) -> Settled<Object> {
+fn failed<O>(kind: Kind, error: kube::Error, write: bool) -> Settled<O> {
     match error {
         kube::Error::Api(s) => match s.code {
             404 => Settled::Gone,
@@ -175,7 +198,7 @@ fn failed(kind: Kind, error: kube::Error, write: bool) -> Settled<Object> {
             410 => Settled::Unknown,
             429 | 503 => {
                 let after = s.details.as_ref().map_or(0, |d| d.retry_after_seconds);
-                Settled::Busy { after: if after > 0 { Millis::secs(u64::from(after.unsigned_abs())) } else { BUSY } }
+                Settled::Busy { after: if after > 0 { Millis::secs(u64::from(after)) } else { BUSY } }
             }
             code @ 400..=499 => Settled::Refused(Refusal {
                 code,

@@ -10,7 +10,7 @@ use kube::{Api, Client, Resource, core::ApiResource, runtime::watcher};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use state::{
-    Key, Uid,
+    Key, NodeName, Uid,
     object::{Kind, ObjectRef, Versioned},
     observe::{NodeView, Object, Project},
     vm::Sight,
@@ -81,8 +81,10 @@ impl<P> Resource for Seen<P> {
 pub enum Entry {
     /// For the Vm cell of this key.
     Vm(Key, Sight),
-    /// A Node, or (`None`) that it is gone.
-    Node(String, Option<NodeView>),
+    /// A Node is there.
+    Node(Box<NodeView>),
+    /// A Node object is gone, which proves nothing about what runs there.
+    NodeGone(NodeName, Uid),
 }
 
 /// A kind of object that cells are told of.
@@ -133,10 +135,10 @@ watched! {
 impl Watched for NodeView {
     const KIND: Kind = Kind::Node;
     fn present(seen: &Seen<Self>) -> Entry {
-        Entry::Node(seen.meta.name.clone().unwrap_or_default(), Some(seen.view.clone()))
+        Entry::Node(Box::new(seen.view.clone()))
     }
     fn absent(seen: &Seen<Self>, _deleted: bool) -> Entry {
-        Entry::Node(seen.meta.name.clone().unwrap_or_default(), None)
+        Entry::NodeGone(seen.meta.name.clone().unwrap_or_default().into(), seen.view.uid())
     }
 }
 
@@ -331,7 +333,8 @@ mod tests {
             Entry::Vm(_, Sight::Present(o)) => format!("{}@{}", o.reference().uid, o.rv()),
             Entry::Vm(_, Sight::Gone(r)) => format!("{} gone", r.uid),
             Entry::Vm(_, Sight::Vanished(r)) => format!("{} vanished", r.uid),
-            Entry::Node(n, _) => n,
+            Entry::Node(n) => n.meta.name,
+            Entry::NodeGone(n, _) => n.0,
         }
     }
 

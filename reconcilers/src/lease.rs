@@ -16,8 +16,8 @@ use kube::{
     api::{ObjectMeta, PostParams},
 };
 use state::{Epoch, LeaderInstance};
-use std::time::Duration;
-use tokio::time::Instant;
+use std::{sync::Arc, time::Duration};
+use tokio::{sync::Mutex, time::Instant};
 
 /// How a Lease is taken and kept.
 #[derive(Debug, Clone)]
@@ -73,7 +73,7 @@ pub enum LeaseError {
 pub struct Leadership {
     api: Api<Lease>,
     config: LeaseConfig,
-    lease: Lease,
+    lease: Arc<Mutex<Lease>>,
     /// Fences instructions.
     pub epoch: Epoch,
     /// Who we are: random per process start.
@@ -103,6 +103,7 @@ pub async fn acquire(client: &Client, config: LeaseConfig, instance: LeaderInsta
                 let epoch = Epoch(version.ok_or_else(|| LeaseError::Version(config.name.clone()))?);
                 let until = tokio::sync::watch::Sender::new(asked + config.duration);
                 tracing::info!(%epoch, %instance, "leading");
+                let lease = Arc::new(Mutex::new(lease));
                 return Ok(Leadership { api, config, lease, epoch, instance, until });
             }
             Ok(None) => {}
@@ -166,8 +167,10 @@ async fn settle(api: &Api<Lease>, instance: &LeaderInstance, r: kube::Result<Lea
 }
 
 impl Leadership {
-    /// Renews until it is lost, and says why. The caller must stop deciding when this returns.
-    pub async fn keep(mut self) -> LeaseError {
+    /// Renews until it is lost, and says why. The caller must stop deciding when this returns. Dropping the future stops
+    /// renewing.
+    pub async fn keep(&self) -> LeaseError {
+        let name = || self.config.name.clone();
         loop {
             tokio::time::sleep(self.config.renew_every).await;
             let deadline = *self.until.borrow();
@@ -178,15 +181,11 @@ impl Leadership {
                         self.until.send_replace(sent + self.config.duration);
                         break;
                     }
-                    Ok(false) => return LeaseError::Lost(self.config.name),
+                    Ok(false) => return LeaseError::Lost(name()),
                     Err(error) => {
                         tracing::warn!(%error, "cannot renew the lease");
                         if Instant::now() + self.config.renew_every >= deadline {
-                            return LeaseError::Expired {
-                                name: self.config.name,
-                                after: self.config.duration,
-                                source: error,
-                            };
+                            return LeaseError::Expired { name: name(), after: self.config.duration, source: error };
                         }
                     }
                 }
@@ -195,40 +194,40 @@ impl Leadership {
         }
     }
 
-    async fn renew(&mut self) -> kube::Result<bool> {
-        let mut lease = self.lease.clone();
-        if let Some(spec) = &mut lease.spec {
+    async fn renew(&self) -> kube::Result<bool> {
+        let mut lease = self.lease.lock().await;
+        let mut renewed = lease.clone();
+        if let Some(spec) = &mut renewed.spec {
             spec.renew_time = Some(now());
         }
-        match self.api.replace(&self.config.name, &PostParams::default(), &lease).await {
-            Ok(lease) => {
-                self.lease = lease;
+        match self.api.replace(&self.config.name, &PostParams::default(), &renewed).await {
+            Ok(written) => {
+                *lease = written;
                 Ok(true)
             }
             Err(kube::Error::Api(s)) if s.code == 409 || s.code == 404 => {
                 // Our own earlier renewal may have been written and its reply lost; labels may have changed.
-                let now = self.api.get_opt(&self.config.name).await?;
-                let ours = now.filter(|l| {
+                let found = self.api.get_opt(&self.config.name).await?;
+                let ours = found.filter(|l| {
                     l.spec.as_ref().and_then(|s| s.holder_identity.as_deref()) == Some(self.instance.as_str())
                 });
-                match ours {
-                    Some(lease) => {
-                        self.lease = lease;
-                        Ok(true)
-                    }
-                    None => Ok(false),
+                let still = ours.is_some();
+                if let Some(found) = ours {
+                    *lease = found;
                 }
+                Ok(still)
             }
             Err(error) => Err(error),
         }
     }
 
     /// Gives the Lease up, so that the next controller need not wait. Best effort.
-    pub async fn release(mut self) {
-        if let Some(spec) = &mut self.lease.spec {
+    pub async fn release(&self) {
+        let mut lease = self.lease.lock().await.clone();
+        if let Some(spec) = &mut lease.spec {
             spec.holder_identity = None;
         }
-        if let Err(error) = self.api.replace(&self.config.name, &PostParams::default(), &self.lease).await {
+        if let Err(error) = self.api.replace(&self.config.name, &PostParams::default(), &lease).await {
             tracing::debug!(%error, "lease not released");
         }
     }

@@ -1,4 +1,126 @@
-//! The controller process.
+//! The controller process: shared watch caches, the driver that runs the cells of `state/`, the executor that carries out
+//! their commands, the Lease, the sessions with node agents.
+//!
+//! ```text
+//!   watches -> Hub (store, one a kind) -> Queue -+
+//!   sessions with node agents -> Heard ----------+-> Driver: cell.step(event) -> commands
+//!   outcomes of commands -> Answer --------------+        |            |
+//!                                                       journal   Executor, Sessions, Events
+//! ```
+//!
+//! Standbys keep their caches warm and do not step. Losing the Lease ends [`run`]: the process starts cold.
 
+mod driver;
+mod events;
+mod executor;
+pub mod hub;
+mod journal;
 pub mod lease;
-pub mod session;
+mod session;
+mod sessions;
+
+pub use driver::DriverError;
+pub use lease::{LeaseConfig, LeaseError};
+pub use session::SessionError;
+
+use hub::{Hub, Queue};
+use kube::Client;
+use proto::transport::{Dial, Tls};
+use state::{
+    LeaderInstance,
+    observe::{ClaimView, NodeView, PodView, VmView, VmiView},
+    vm::ClusterConfig,
+};
+use std::{path::PathBuf, sync::Arc};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+/// Messages of agents that may wait for the driver; beyond it the sessions wait.
+const HEARD: usize = 1024;
+
+/// What the controller needs.
+#[derive(Clone)]
+pub struct Config {
+    /// The API server. Must have a timeout for response headers.
+    pub client: Client,
+    /// How node agents are reached.
+    pub dial: Dial,
+    /// Who we are to node agents.
+    pub tls: Tls,
+    /// The Lease.
+    pub lease: LeaseConfig,
+    /// Where the journal goes; `None` for no journal.
+    pub journal: Option<PathBuf>,
+    /// What rendering needs.
+    pub cluster: ClusterConfig,
+    /// Ends [`run`], giving the Lease up.
+    pub stop: CancellationToken,
+}
+
+/// Why the controller ended without having been asked to.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Leadership ended.
+    #[error("this controller does not lead any more")]
+    Lease(#[from] LeaseError),
+    /// The driver stopped.
+    #[error("the cells were stopped")]
+    Driver(#[from] DriverError),
+}
+
+/// Runs the controller until it is stopped (`Ok`) or must start anew (`Err`).
+pub async fn run(config: Config) -> Result<(), Error> {
+    let client = &config.client;
+    let launchers = format!("{}={}", api::names::LABEL_APP, api::names::APP_LAUNCHER);
+    let vms = Hub::<VmView>::start(client.clone(), "");
+    let vmis = Hub::<VmiView>::start(client.clone(), "");
+    let pods = Hub::<PodView>::start(client.clone(), &launchers);
+    let claims = Arc::new(Hub::<ClaimView>::start(client.clone(), ""));
+    let nodes = Hub::<NodeView>::start(client.clone(), "");
+
+    let instance = LeaderInstance(uuid::Uuid::new_v4().to_string());
+    let leadership = tokio::select! {
+        () = config.stop.cancelled() => return Ok(()),
+        l = lease::acquire(client, config.lease.clone(), instance.clone()) => l?,
+    };
+    let (epoch, until) = (leadership.epoch, leadership.until.subscribe());
+    tokio::select! {
+        () = config.stop.cancelled() => {
+            leadership.release().await;
+            return Ok(());
+        }
+        () = async {
+            tokio::join!(vms.synced(), vmis.synced(), pods.synced(), claims.synced(), nodes.synced());
+        } => {}
+    }
+
+    let (heard_by, heard) = mpsc::channel(HEARD);
+    let sessions = sessions::Sessions::new(config.dial.clone(), config.tls.clone(), epoch, instance, heard_by);
+    let queue = Arc::new(Queue::default());
+    // Nodes first: cells ask for the facts of theirs.
+    nodes.subscribe(queue.clone());
+    vms.subscribe(queue.clone());
+    vmis.subscribe(queue.clone());
+    pods.subscribe(queue.clone());
+    claims.subscribe(queue.clone());
+    let parts = driver::Parts {
+        claims,
+        queue,
+        executor: executor::Executor::new(client.clone(), until),
+        sessions: sessions.clone(),
+        events: events::Events::new(client.clone()),
+        config: config.cluster.clone(),
+        epoch,
+        journal: journal::Journal::open(config.journal.as_deref()),
+    };
+    let result = tokio::select! {
+        () = config.stop.cancelled() => Ok(()),
+        lost = leadership.keep() => Err(lost.into()),
+        error = driver::Driver::run(parts, heard) => Err(error.into()),
+    };
+    sessions.close();
+    if result.is_ok() {
+        leadership.release().await;
+    }
+    result
+}

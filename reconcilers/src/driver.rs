@@ -1,0 +1,555 @@
+//! Runs the cells: turns what is heard into events, steps, and hands the commands on. It contains no decision.
+//!
+//! One task owns every cell, so that order per cell needs no lock; a step takes about a microsecond. What can wait (writes,
+//! reads, instructions) runs in tasks of its own, and its outcome comes back as an event.
+
+use crate::{
+    events::Events,
+    executor::Executor,
+    hub::{Entry, Hub, Queue},
+    sessions::{Heard, Sessions},
+};
+use dashmap::DashMap;
+use proto::agent::{self, agent_message, controller_message};
+use state::{
+    Epoch, Event, Key, Machine, NodeName, PodUid, ResourceVersion, Timestamp,
+    domain::{AckResult, Domain, Outcome},
+    node,
+    object::{CommandId, Kind, ObjectRef, Settled},
+    observe::{ClaimView, NodeView, Object},
+    trace::Finished,
+    vm::{ClusterConfig, Command, Fact, Input, Interest, NodeFact, Order, Report, Sight, Vm},
+};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+use tokio::{sync::mpsc, time::Instant};
+
+/// Answers that may wait for the driver.
+const ANSWERS: usize = 1024;
+
+/// Which cell.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum CellId {
+    Vm(Key),
+    Node(NodeName),
+}
+
+/// An outcome on its way back to its cell.
+enum Answer {
+    Vm(Key, CommandId, Settled<Object>),
+    Node(NodeName, CommandId, Settled<NodeView>),
+}
+
+struct VmCell {
+    machine: Vm,
+    interests: BTreeSet<Interest>,
+}
+
+/// A Node cell and the levels that its agent told last.
+struct NodeCell {
+    machine: node::Node,
+    told: Option<NodeFact>,
+    inventory: Option<(u64, bool, ResourceVersion)>,
+    domains: BTreeMap<PodUid, (Key, Domain)>,
+    outcomes: BTreeMap<PodUid, (Key, Outcome)>,
+}
+
+/// Instructions that were sent and not answered: by node and instruction id.
+type Waiting = DashMap<(NodeName, String), (Key, CommandId)>;
+
+/// Why the driver stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum DriverError {
+    /// An agent has seen a newer leader, or the store went back.
+    #[error("node {node} knows epoch {highest}, ours is {ours}: this leader is not the last one")]
+    Outranked {
+        /// The node.
+        node: NodeName,
+        /// What it knows.
+        highest: Epoch,
+        /// Ours.
+        ours: Epoch,
+    },
+    /// The hubs' or the sessions' tasks are gone.
+    #[error("the process is shutting down")]
+    Closing,
+}
+
+/// What the driver works with.
+pub struct Parts {
+    /// Claims, for cells that ask for one.
+    pub claims: Arc<Hub<ClaimView>>,
+    /// What the hubs have.
+    pub queue: Arc<Queue>,
+    /// Carries out writes and reads.
+    pub executor: Executor,
+    /// Sends instructions.
+    pub sessions: Arc<Sessions>,
+    /// Events for people.
+    pub events: Events,
+    /// Configuration for rendering.
+    pub config: ClusterConfig,
+    /// Our epoch.
+    pub epoch: Epoch,
+    /// Where steps are recorded.
+    pub journal: crate::journal::Journal,
+}
+
+/// The driver of all cells.
+pub struct Driver {
+    parts: Parts,
+    vms: BTreeMap<Key, VmCell>,
+    nodes: BTreeMap<NodeName, NodeCell>,
+    interested: BTreeMap<(String, Interest), BTreeSet<Key>>,
+    deadlines: BTreeSet<(Timestamp, CellId)>,
+    armed: BTreeMap<CellId, Timestamp>,
+    waiting: Arc<Waiting>,
+    answers: mpsc::Sender<Answer>,
+    inputs: VecDeque<(Key, Input)>,
+    last: Timestamp,
+}
+
+impl Driver {
+    /// Runs until the leader has to stop.
+    pub async fn run(parts: Parts, mut heard: mpsc::Receiver<Heard>) -> DriverError {
+        let (answers, mut answered) = mpsc::channel(ANSWERS);
+        let mut d = Self {
+            parts,
+            vms: BTreeMap::new(),
+            nodes: BTreeMap::new(),
+            interested: BTreeMap::new(),
+            deadlines: BTreeSet::new(),
+            armed: BTreeMap::new(),
+            waiting: Arc::default(),
+            answers,
+            inputs: VecDeque::new(),
+            last: Timestamp::default(),
+        };
+        let queue = d.parts.queue.clone();
+        loop {
+            let deadline = d.deadlines.first().map(|(t, _)| *t);
+            tokio::select! {
+                biased;
+                answer = answered.recv() => match answer {
+                    Some(Answer::Vm(key, id, result)) => d.input(key, Input::Settled { id, result }),
+                    Some(Answer::Node(name, id, result)) => d.node(name, node::Input::Settled { id, result }),
+                    None => return DriverError::Closing,
+                },
+                said = heard.recv() => match said {
+                    Some(said) => {
+                        if let Some(error) = d.hear(said) {
+                            return error;
+                        }
+                    }
+                    None => return DriverError::Closing,
+                },
+                () = d.until(deadline) => d.elapse(),
+                entry = queue.next() => d.entry(entry),
+            }
+            d.drain();
+        }
+    }
+
+    /// The clock, which never goes back.
+    fn now(&mut self) -> Timestamp {
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        self.last = self.last.max(Timestamp(u64::try_from(wall.as_millis()).unwrap_or(u64::MAX)));
+        self.last
+    }
+
+    fn until(&mut self, deadline: Option<Timestamp>) -> impl Future<Output = ()> + use<> {
+        let wait = deadline.map(|t| Instant::now() + Duration::from_millis(t.since(self.now()).0));
+        async move {
+            match wait {
+                Some(at) => tokio::time::sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    fn elapse(&mut self) {
+        let now = self.now();
+        while let Some((at, cell)) = self.deadlines.first().cloned() {
+            if at > now {
+                return;
+            }
+            self.deadlines.remove(&(at, cell.clone()));
+            self.armed.remove(&cell);
+            match cell {
+                CellId::Vm(key) => self.input(key, Input::Elapsed),
+                CellId::Node(name) => self.node(name, node::Input::Elapsed),
+            }
+        }
+    }
+
+    fn arm(&mut self, cell: CellId, at: Timestamp) {
+        self.disarm(&cell);
+        self.armed.insert(cell.clone(), at);
+        self.deadlines.insert((at, cell));
+    }
+
+    fn disarm(&mut self, cell: &CellId) {
+        if let Some(at) = self.armed.remove(cell) {
+            self.deadlines.remove(&(at, cell.clone()));
+        }
+    }
+
+    fn entry(&mut self, entry: Entry) {
+        match entry {
+            Entry::Vm(key, sight) => {
+                if about(&sight) == Kind::PersistentVolumeClaim {
+                    let interest = (key.namespace.clone(), Interest::Claim(key.name));
+                    self.tell(&interest, &Input::Observed(sight));
+                } else {
+                    self.input(key, Input::Observed(sight));
+                }
+            }
+            Entry::Node(view) => {
+                let name = NodeName(view.meta.name.clone());
+                self.node(name, node::Input::Observed { node: *view, live: false });
+            }
+            Entry::NodeGone(name, uid) => self.node(name, node::Input::Gone(uid)),
+        }
+    }
+
+    fn tell(&mut self, interest: &(String, Interest), input: &Input) {
+        for key in self.interested.get(interest).into_iter().flatten() {
+            self.inputs.push_back((key.clone(), input.clone()));
+        }
+    }
+
+    fn input(&mut self, key: Key, input: Input) {
+        self.inputs.push_back((key, input));
+    }
+
+    fn drain(&mut self) {
+        while let Some((key, input)) = self.inputs.pop_front() {
+            self.step(key, input);
+        }
+    }
+
+    // --- Vm cells ---
+
+    fn step(&mut self, key: Key, input: Input) {
+        let at = self.now();
+        if !self.vms.contains_key(&key) {
+            // Only what is there can begin a cell.
+            match &input {
+                Input::Observed(Sight::Present(_)) | Input::Reported(_) => {}
+                Input::Observed(Sight::Gone(_) | Sight::Vanished(_))
+                | Input::Settled { .. }
+                | Input::Elapsed
+                | Input::Configured(_) => return,
+            }
+            let mut cell = VmCell { machine: Vm::new(key.clone()), interests: BTreeSet::new() };
+            let configured = Event::new(at, Input::Configured(Fact::Cluster(self.parts.config.clone())));
+            let commands = cell.machine.step(&configured);
+            self.parts.journal.vm(&key, &configured, &commands);
+            self.vms.insert(key.clone(), cell);
+            self.carry_out(&key, commands);
+        }
+        let Some(cell) = self.vms.get_mut(&key) else { return };
+        let event = Event::new(at, input);
+        let commands = cell.machine.step(&event);
+        self.parts.journal.vm(&key, &event, &commands);
+        for step in cell.machine.take_steps() {
+            emit(&key, &step);
+        }
+        let interests = cell.machine.interests();
+        let empty = cell.machine.is_empty();
+        if interests != cell.interests || empty {
+            let old = std::mem::replace(&mut cell.interests, interests.clone());
+            self.reinterest(&key, &old, if empty { BTreeSet::new() } else { interests });
+        }
+        self.carry_out(&key, commands);
+        if empty {
+            self.vms.remove(&key);
+            self.disarm(&CellId::Vm(key));
+        }
+    }
+
+    /// A cell wants to hear of other things than before: feeds the present levels of what is new.
+    fn reinterest(&mut self, key: &Key, old: &BTreeSet<Interest>, new: BTreeSet<Interest>) {
+        for gone in old.difference(&new) {
+            let id = (namespace(key, gone), gone.clone());
+            if let Some(keys) = self.interested.get_mut(&id) {
+                keys.remove(key);
+                if keys.is_empty() {
+                    self.interested.remove(&id);
+                }
+            }
+        }
+        for fresh in new.difference(old) {
+            self.interested.entry((namespace(key, fresh), fresh.clone())).or_default().insert(key.clone());
+            match fresh {
+                Interest::Claim(name) => {
+                    let sight = match self.parts.claims.find(&key.namespace, name) {
+                        Some(claim) => Sight::Present(Object::Claim(Box::new(claim.view.clone()))),
+                        None => Sight::Gone(ObjectRef {
+                            kind: Kind::PersistentVolumeClaim,
+                            namespace: key.namespace.clone(),
+                            name: name.clone(),
+                            uid: Default::default(),
+                        }),
+                    };
+                    self.input(key.clone(), Input::Observed(sight));
+                }
+                Interest::Node(name) => self.node_levels(key, name),
+            }
+        }
+    }
+
+    fn node_levels(&mut self, key: &Key, name: &NodeName) {
+        let Some(cell) = self.nodes.get(name) else { return };
+        let mut inputs = vec![Input::Configured(Fact::Node(cell.machine.fact()))];
+        let of = |k: &Key| k == key;
+        inputs.extend(cell.domains.values().filter(|(k, _)| of(k)).map(|(_, d)| {
+            Input::Reported(Report::Domain { node: name.clone(), domain: d.clone() })
+        }));
+        inputs.extend(cell.outcomes.values().filter(|(k, _)| of(k)).map(|(_, o)| {
+            Input::Reported(Report::Outcome { node: name.clone(), outcome: o.clone() })
+        }));
+        inputs.extend(cell.inventory.map(|(session, complete, reflector_rv)| {
+            Input::Reported(Report::Inventory { node: name.clone(), session, complete, reflector_rv })
+        }));
+        self.inputs.extend(inputs.into_iter().map(|i| (key.clone(), i)));
+    }
+
+    fn carry_out(&mut self, key: &Key, commands: Vec<Command>) {
+        for command in commands {
+            match command {
+                Command::Wake { at } => self.arm(CellId::Vm(key.clone()), at),
+                Command::Note(note) => self.parts.events.write(&note),
+                Command::Instruct { id, node, order } => self.instruct(key.clone(), id, node, order),
+                Command::Create { id, .. }
+                | Command::Patch { id, .. }
+                | Command::Delete { id, .. }
+                | Command::Confirm { id, .. } => {
+                    let (executor, answers, key) = (self.parts.executor.clone(), self.answers.clone(), key.clone());
+                    tokio::spawn(async move {
+                        let result = write(&executor, &command).await;
+                        let _ = answers.send(Answer::Vm(key, id, result)).await;
+                    });
+                }
+            }
+        }
+    }
+
+    fn instruct(&mut self, key: Key, id: CommandId, node: NodeName, order: Order) {
+        let (executor, answers, sessions) =
+            (self.parts.executor.clone(), self.answers.clone(), self.parts.sessions.clone());
+        let (waiting, epoch) = (self.waiting.clone(), self.parts.epoch);
+        if let Order::Acknowledge { pod, .. } = &order
+            && let Some(cell) = self.nodes.get_mut(&node)
+        {
+            cell.outcomes.remove(pod);
+        }
+        tokio::spawn(async move {
+            let settled = match order {
+                Order::Acknowledge { pod, seq } => {
+                    let ack = agent::OutcomeAck { pod_uid: pod.to_string(), seq };
+                    match sessions.send(&node, controller_message::Kind::OutcomeAck(ack)) {
+                        Some(_) => Settled::Applied(None),
+                        None => Settled::Unknown,
+                    }
+                }
+                Order::Do(instruction) => match executor.vmi_bytes(&key, &instruction.vmi).await {
+                    Err(settled) => settled,
+                    Ok(_) if !executor.leads() => Settled::Unknown,
+                    Ok((vmi, traceparent)) => {
+                        let slot = (node.clone(), instruction.id.to_string());
+                        waiting.insert(slot.clone(), (key.clone(), id));
+                        let message = proto::convert::instruct(&instruction, epoch, vmi, traceparent);
+                        if sessions.send(&node, controller_message::Kind::Instruct(message)).is_some() {
+                            // The answer, or the end of the session, settles it.
+                            return;
+                        }
+                        waiting.remove(&slot);
+                        Settled::Unknown
+                    }
+                },
+            };
+            let _ = answers.send(Answer::Vm(key, id, settled)).await;
+        });
+    }
+
+    // --- Node cells and what agents say ---
+
+    fn node(&mut self, name: NodeName, input: node::Input) {
+        let at = self.now();
+        let cell = self.nodes.entry(name.clone()).or_insert_with(|| NodeCell {
+            machine: node::Node::new(name.clone()),
+            told: None,
+            inventory: None,
+            domains: BTreeMap::new(),
+            outcomes: BTreeMap::new(),
+        });
+        let event = Event::new(at, input);
+        let commands = cell.machine.step(&event);
+        self.parts.journal.node(&name, &event, &commands);
+        let fact = cell.machine.fact();
+        let changed = cell.told.as_ref() != Some(&fact);
+        cell.told = Some(fact.clone());
+        let address = cell.machine.agent_address().and_then(|a| a.parse().ok());
+        self.parts.sessions.node(name.clone(), address);
+        if changed {
+            self.tell(&(String::new(), Interest::Node(name.clone())), &Input::Configured(Fact::Node(fact)));
+        }
+        for command in commands {
+            match command {
+                Command::Wake { at } => self.arm(CellId::Node(name.clone()), at),
+                Command::Note(note) => self.parts.events.write(&note),
+                Command::Patch { id, patch } => {
+                    self.node_write(name.clone(), id, move |e| Box::pin(async move { e.patch(&patch).await }));
+                }
+                Command::Confirm { id, target } => {
+                    self.node_write(name.clone(), id, move |e| Box::pin(async move { e.confirm(&target).await }));
+                }
+                Command::Create { .. } | Command::Delete { .. } | Command::Instruct { .. } => {
+                    tracing::error!(%name, "a Node cell asked for what no Node cell may");
+                }
+            }
+        }
+    }
+
+    fn node_write(
+        &self,
+        name: NodeName,
+        id: CommandId,
+        act: impl FnOnce(Executor) -> futures::future::BoxFuture<'static, Settled<NodeView>> + Send + 'static,
+    ) {
+        let (executor, answers) = (self.parts.executor.clone(), self.answers.clone());
+        tokio::spawn(async move {
+            let result = act(executor).await;
+            let _ = answers.send(Answer::Node(name, id, result)).await;
+        });
+    }
+
+    fn hear(&mut self, heard: Heard) -> Option<DriverError> {
+        match heard {
+            Heard::Outranked { node, highest } => {
+                return Some(DriverError::Outranked { node, highest, ours: self.parts.epoch });
+            }
+            Heard::Opened { node, session, inventory } => {
+                self.node(node.clone(), node::Input::Session(Some(session)));
+                if let Some(cell) = self.nodes.get_mut(&node) {
+                    cell.domains.clear();
+                }
+                self.inventory(&node, session, inventory);
+            }
+            Heard::Closed { node, session } => {
+                let ours = self.nodes.get(&node).is_some_and(|c| c.machine.fact().session == Some(session));
+                if ours {
+                    self.node(node.clone(), node::Input::Session(None));
+                }
+                let broken: Vec<_> =
+                    self.waiting.iter().filter(|e| e.key().0 == node).map(|e| e.key().clone()).collect();
+                for slot in broken {
+                    if let Some((_, (key, id))) = self.waiting.remove(&slot) {
+                        self.input(key, Input::Settled { id, result: Settled::Unknown });
+                    }
+                }
+            }
+            Heard::Said { node, session, message } => match message {
+                agent_message::Kind::Inventory(i) => self.inventory(&node, session, i),
+                agent_message::Kind::Report(r) => {
+                    if let Some(d) = r.domain {
+                        self.domain(&node, d);
+                    }
+                }
+                agent_message::Kind::Outcome(o) => self.outcome(&node, o),
+                agent_message::Kind::Ack(ack) => {
+                    if let Some((_, (key, id))) = self.waiting.remove(&(node, ack.id.clone())) {
+                        self.input(key, Input::Settled { id, result: Settled::Acked(AckResult::from(ack)) });
+                    }
+                }
+                agent_message::Kind::Hello(_) => tracing::warn!(%node, session, "Hello out of place"),
+            },
+        }
+        None
+    }
+
+    fn inventory(&mut self, node: &NodeName, session: u64, inventory: agent::Inventory) {
+        let reflector_rv = ResourceVersion::parse(&inventory.reflector_rv);
+        let complete = inventory.complete;
+        for d in inventory.domains {
+            self.domain(node, d);
+        }
+        for o in inventory.outcomes {
+            self.outcome(node, o);
+        }
+        if let Some(cell) = self.nodes.get_mut(node) {
+            cell.inventory = Some((session, complete, reflector_rv));
+        }
+        let report = Report::Inventory { node: node.clone(), session, complete, reflector_rv };
+        self.tell(&(String::new(), Interest::Node(node.clone())), &Input::Reported(report));
+    }
+
+    fn domain(&mut self, node: &NodeName, d: agent::Domain) {
+        let key = Key::new(d.namespace.clone(), d.name.clone());
+        let domain = Domain::from(d);
+        if let Some(cell) = self.nodes.get_mut(node) {
+            cell.domains.insert(domain.pod.clone(), (key.clone(), domain.clone()));
+        }
+        self.input(key, Input::Reported(Report::Domain { node: node.clone(), domain }));
+    }
+
+    fn outcome(&mut self, node: &NodeName, o: agent::Outcome) {
+        let key = Key::new(o.namespace.clone(), o.name.clone());
+        let outcome = Outcome::from(o);
+        if let Some(cell) = self.nodes.get_mut(node) {
+            cell.outcomes.insert(outcome.pod.clone(), (key.clone(), outcome.clone()));
+        }
+        self.input(key, Input::Reported(Report::Outcome { node: node.clone(), outcome }));
+    }
+}
+
+async fn write(executor: &Executor, command: &Command) -> Settled<Object> {
+    match command {
+        Command::Create { recipe, source, target, .. } => executor.create(recipe, source, target).await,
+        Command::Patch { patch, .. } => executor.patch(patch).await,
+        Command::Delete { target, .. } => executor.delete(target).await,
+        Command::Confirm { target, .. } => executor.confirm(target).await,
+        Command::Instruct { .. } | Command::Note(_) | Command::Wake { .. } => Settled::Unknown,
+    }
+}
+
+fn about(sight: &Sight) -> Kind {
+    match sight {
+        Sight::Present(o) => o.reference().kind,
+        Sight::Gone(r) | Sight::Vanished(r) => r.kind,
+    }
+}
+
+/// Nodes have no namespace.
+fn namespace(key: &Key, interest: &Interest) -> String {
+    match interest {
+        Interest::Claim(_) => key.namespace.clone(),
+        Interest::Node(_) => String::new(),
+    }
+}
+
+/// Sends the span of a finished step, and with the last one that of the whole operation.
+fn emit(key: &Key, f: &Finished) {
+    let Some(context) = telemetry::TraceContext::parse(&f.traceparent) else { return };
+    let time = |t: Timestamp| UNIX_EPOCH + Duration::from_millis(t.0);
+    let attributes = || vec![("k8s.namespace.name", key.namespace.clone()), ("kubevirt.vm.name", key.name.clone())];
+    let step = |step, start, error| telemetry::Step {
+        context,
+        cell: &f.cell,
+        operation: f.step.operation(),
+        step,
+        parent: None,
+        start: time(start),
+        end: time(f.end),
+        attributes: attributes(),
+        error,
+    };
+    telemetry::emit(step(Some(f.step.name()), f.start, f.error.clone()));
+    if let Some(began) = f.closes {
+        telemetry::emit(step(None, began, None));
+    }
+}
