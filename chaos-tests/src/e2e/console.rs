@@ -115,7 +115,8 @@ impl Console {
         self.commands += 1;
         let number = self.commands;
         // The marks are put together by the guest, so that an echo of the line is no mark.
-        self.send(&format!("echo BEG''IN{number}.; {command}; echo E''ND{number}.$?.\r"))?;
+        let end = if command.ends_with('&') { "" } else { ";" };
+        self.send(&format!("echo BEG''IN{number}.; {command}{end} echo E''ND{number}.$?.\r"))?;
         self.expect(&format!(r"BEGIN{number}\.\r?\n"), limit)?;
         let text = self.expect(&format!(r"(?s)^(.*)END{number}\.\d+\.\r?\n"), limit)?;
         Ok(text.replace('\r', "").trim_end().to_owned())
