@@ -110,13 +110,17 @@ impl Console {
         self.run_within(command, ANSWER)
     }
 
+    /// Starts a command in the guest that goes on in the background. Not as a job of the login shell: busybox's logs out when one ends.
+    pub fn start(&mut self, command: &str) -> Result<()> {
+        self.run(&format!("(setsid sh -c '{command}' >/dev/null 2>&1 </dev/null &)")).map(|_| ())
+    }
+
     /// Runs a command in the guest that may take so long.
     pub fn run_within(&mut self, command: &str, limit: Duration) -> Result<String> {
         self.commands += 1;
         let number = self.commands;
         // The marks are put together by the guest, so that an echo of the line is no mark.
-        let end = if command.ends_with('&') { "" } else { ";" };
-        self.send(&format!("echo BEG''IN{number}.; {command}{end} echo E''ND{number}.$?.\r"))?;
+        self.send(&format!("echo BEG''IN{number}.; {command}; echo E''ND{number}.$?.\r"))?;
         self.expect(&format!(r"BEGIN{number}\.\r?\n"), limit)?;
         let text = self.expect(&format!(r"(?s)^(.*)END{number}\.\d+\.\r?\n"), limit)?;
         Ok(text.replace('\r', "").trim_end().to_owned())
