@@ -253,6 +253,33 @@ async fn lists_come_in_chunks_of_one_snapshot() {
 }
 
 #[tokio::test]
+async fn an_eviction_is_a_deletion() {
+    let server = server().await;
+    let pods: Api<Pod> = Api::default_namespaced(server.client(admin()));
+    pods.create(&PostParams::default(), &pod("e")).await.unwrap();
+    pods.evict("e", &kube::api::EvictParams::default()).await.unwrap();
+    assert_eq!(code(&pods.get("e").await.unwrap_err()).0, 404);
+}
+
+#[tokio::test]
+async fn writers_without_a_resource_version_do_not_lose_each_others_changes() {
+    let server = server().await;
+    let maps: Api<ConfigMap> = Api::default_namespaced(server.client(admin()));
+    maps.create(&PostParams::default(), &map("m", "1")).await.unwrap();
+    let writes = (0..8).map(|i| {
+        let maps = maps.clone();
+        async move {
+            for j in 0..10 {
+                let p = json!({"data": {format!("k{i}-{j}"): "x"}});
+                maps.patch("m", &PatchParams::default(), &Patch::Merge(p)).await.unwrap();
+            }
+        }
+    });
+    futures::future::join_all(writes).await;
+    assert_eq!(maps.get("m").await.unwrap().data.unwrap().len(), 81);
+}
+
+#[tokio::test]
 async fn secrets_and_generated_names() {
     let server = server().await;
     let secrets: Api<Secret> = Api::default_namespaced(server.client(admin()));

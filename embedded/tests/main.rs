@@ -7,5 +7,6 @@ mod crd;
 mod extensions;
 mod http;
 mod kubectl;
+mod pods;
 mod stores;
 mod support;

@@ -45,11 +45,11 @@ fn prune_at(schema: &Schema, node: &Node, value: &mut Value, path: &str, gone: &
 /// Fills in defaults; a null where null is no value counts as left out where there is a default.
 pub fn default(schema: &Schema, value: &mut Value) {
     if schema.root.defaults_below {
-        default_at(schema, &schema.root, value);
+        default_at(&schema.root, value);
     }
 }
 
-fn default_at(schema: &Schema, node: &Node, value: &mut Value) {
+fn default_at(node: &Node, value: &mut Value) {
     if !node.defaults_below || node.reference.is_some() {
         return;
     }
@@ -63,18 +63,18 @@ fn default_at(schema: &Schema, node: &Node, value: &mut Value) {
                     }
                 }
                 if let Some(v) = map.get_mut(key) {
-                    default_at(schema, shape, v);
+                    default_at(shape, v);
                 }
             }
             if let Additional::Shaped(shape) = &node.additional {
                 for (_, v) in map.iter_mut().filter(|(k, _)| !node.properties.contains_key(*k)) {
-                    default_at(schema, shape, v);
+                    default_at(shape, v);
                 }
             }
         }
         Value::Array(list) => {
             if let Some(items) = &node.items {
-                list.iter_mut().for_each(|v| default_at(schema, items, v));
+                list.iter_mut().for_each(|v| default_at(items, v));
             }
         }
         _ => {}

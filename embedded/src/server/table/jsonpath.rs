@@ -105,7 +105,7 @@ pub(super) fn find<'a>(root: &'a Value, path: &str) -> Vec<&'a Value> {
                         let found = keys.iter().try_fold(item, |v, k| v.get(k));
                         let same = found.is_some_and(|f| match f.as_str() {
                             Some(s) => s == value,
-                            None => f.to_string() == *value,
+                            None => *value == *f.to_string(),
                         });
                         if same == *equal {
                             next.push(item);
