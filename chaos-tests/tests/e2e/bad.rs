@@ -191,9 +191,7 @@ fn a_full_disk_pauses_the_guest_that_writes_and_nobody_else() -> Result<()> {
     let claim = json!({"persistentVolumeClaim": {"claimName": "bad-full"}});
     let full = Vm::running(&cluster, &vm("bad-writer").disk("data", json!({"disk": {"bus": "virtio"}}), claim))?;
     let mut console = full.shell()?;
-    console.run(
-        "setsid sh -c 'dd if=/dev/zero of=/dev/vdb bs=1M count=64; sync; echo $? >/run/written' >/dev/null 2>&1 &",
-    )?;
+    console.start("dd if=/dev/zero of=/dev/vdb bs=1M count=64; sync; echo $? >/run/written")?;
     full.wait_vmi("a pause", START, |vmi| (condition(vmi, "Paused") == ("True", "PausedIOError")).then_some(()))?;
     full.wait_printable("Paused", START)?;
     cluster.ok(&["get", "nodes"])?;

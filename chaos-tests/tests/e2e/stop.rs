@@ -59,10 +59,10 @@ fn the_users_commands_stop_start_restart_and_pause() -> Result<()> {
         Ok(())
     };
     let mut console = vm.shell()?;
-    say(&["pause", "vm", "stop-commands"]).or_else(|_| say(&["pause", "stop-commands"]))?;
+    say(&["pause", "vm", "stop-commands"])?;
     vm.wait_condition("Paused", "True", START)?;
     vm.wait_printable("Paused", START)?;
-    say(&["unpause", "vm", "stop-commands"]).or_else(|_| say(&["unpause", "stop-commands"]))?;
+    say(&["unpause", "vmi/stop-commands"])?;
     vm.wait_condition("Paused", "", START)?;
     ensure!(console.run("echo awake")? == "awake");
 
