@@ -1,1 +1,95 @@
-//! gateway
+//! The gateway: what users reach beside plain objects.
+//!
+//! * [`admission`] changes and refuses VirtualMachines and VirtualMachineInstances before they are stored;
+//! * [`subresources`] is the aggregated API `subresources.kubevirt.io`: start, stop, console and the like.
+//!
+//! It owns what users ask for: `status.stateChangeRequests` of a VM, a VMI's grace period, the trace context written with
+//! a spec. It keeps nothing: any number of gateways may run, and one that dies costs the connections through it. A
+//! request that changes an object is decided on what was read and written on the condition that it is still so; a
+//! request to a guest goes to its node's agent with an id of its own and is carried out at most once.
+
+pub mod admission;
+mod agent;
+mod kubernetes;
+mod limits;
+pub mod status;
+pub mod subresources;
+
+use std::sync::Arc;
+
+pub use admission::{AdmissionInput, AdmissionOutput, Operation, Settings, User};
+pub use proto::transport::{Dial, Tls};
+pub use status::Status;
+
+/// Who decides whether a user may ask.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Authorization {
+    /// The API server that forwards the request has done so (embedded cluster).
+    #[default]
+    Forwarded,
+    /// A SubjectAccessReview for the user in `X-Remote-User` (a real cluster's aggregation layer; the listener must have
+    /// verified the front proxy's certificate).
+    Review,
+}
+
+/// What a gateway is told when it is made.
+#[derive(Clone)]
+pub struct Config {
+    /// The API server, with the rights of the gateway.
+    pub client: kube::Client,
+    /// The way to node agents and pods.
+    pub dial: Dial,
+    /// Identity towards node agents.
+    pub tls: Tls,
+    /// What the cluster decides for its machines.
+    pub settings: Settings,
+    /// Who authorises.
+    pub authorization: Authorization,
+}
+
+impl std::fmt::Debug for Config {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Config").field("settings", &self.settings).field("authorization", &self.authorization).finish_non_exhaustive()
+    }
+}
+
+/// The gateway. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Gateway {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    config: Config,
+    agents: agent::Agents,
+}
+
+impl Gateway {
+    /// Makes a gateway; nothing is connected before it is needed.
+    pub fn new(config: Config) -> Self {
+        let agents = agent::Agents::new(config.dial.clone(), config.tls.clone());
+        Self { inner: Arc::new(Inner { config, agents }) }
+    }
+
+    /// Admits a write, or says why not.
+    ///
+    /// # Errors
+    /// 422 with causes for wrong fields; 400 for what is no object.
+    pub fn admit(&self, input: AdmissionInput) -> Result<AdmissionOutput, Status> {
+        let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+        let context = admission::Context {
+            settings: &self.inner.config.settings,
+            now: &now,
+            uuid: &|| uuid::Uuid::new_v4().to_string(),
+            trace: &|| telemetry::TraceContext::random().to_string(),
+        };
+        admission::admit(input, &context)
+    }
+
+    /// The aggregated API, to be called with full paths (`/apis/subresources.kubevirt.io/...`). The user is an extension
+    /// ([`User`]) or in `X-Remote-User` and `X-Remote-Group`; hyper's `OnUpgrade` extension has to be kept.
+    pub fn router(&self) -> axum::Router {
+        subresources::router(self.inner.clone())
+    }
+}

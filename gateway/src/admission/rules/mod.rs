@@ -1,0 +1,91 @@
+//! KubeVirt's rules about the spec of an instance, the same for every object that carries one; `base` is where it stands
+//! (`spec`, `spec.template.spec`). They look at a spec whose defaults are filled in.
+
+mod compute;
+mod disks;
+mod network;
+mod volumes;
+
+use super::{get, items, text};
+use crate::status::{Cause, CauseType};
+use serde_json::Value;
+
+/// What was found wrong, and what deserves a warning.
+#[derive(Debug, Default)]
+pub(crate) struct Problems {
+    pub causes: Vec<Cause>,
+    pub warnings: Vec<String>,
+}
+
+impl Problems {
+    pub fn add(&mut self, kind: CauseType, field: impl Into<String>, message: impl Into<String>) {
+        self.causes.push(Cause { kind, field: field.into(), message: message.into() });
+    }
+
+    pub fn invalid(&mut self, field: impl Into<String>, message: impl Into<String>) {
+        self.add(CauseType::Invalid, field, message);
+    }
+
+    pub fn warn(&mut self, message: impl Into<String>) {
+        self.warnings.push(message.into());
+    }
+
+    /// A value outside a set; empty is as good as not there.
+    pub fn one_of(&mut self, kind: CauseType, field: &str, value: &Value, allowed: &[&str]) {
+        let given = value.as_str().unwrap_or_default();
+        if !value.is_null() && !given.is_empty() && !allowed.contains(&given) {
+            self.add(kind, field, format!("{field} is set with an unrecognized option: {given}"));
+        }
+    }
+}
+
+/// All rules about a spec.
+pub(crate) fn spec(spec: &Value, base: &str, problems: &mut Problems) {
+    compute::check(spec, base, problems);
+    network::check(spec, base, problems);
+    disks::check(spec, base, problems);
+    volumes::check(spec, base, problems);
+    boot_order(spec, base, problems);
+}
+
+/// Boot orders are positive, and unique over disks and interfaces.
+fn boot_order(spec: &Value, base: &str, problems: &mut Problems) {
+    let mut taken = Vec::new();
+    for kind in ["disks", "interfaces"] {
+        for (i, device) in items(spec, &["domain", "devices", kind]).iter().enumerate() {
+            let order = get(device, &["bootOrder"]);
+            let field = format!("{base}.domain.devices.{kind}[{i}].bootOrder");
+            match order.as_i64() {
+                None => {}
+                Some(n) if n < 1 => problems.invalid(&field, format!("{field} must have a boot order > 0, if supplied")),
+                Some(n) if taken.contains(&n) => {
+                    problems.invalid(&field, format!("Boot order for {field} already set for a different device."));
+                }
+                Some(n) => taken.push(n),
+            }
+        }
+    }
+}
+
+/// A DNS label of at most 63 characters.
+pub(super) fn is_label(s: &str) -> bool {
+    let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+    (1..=63).contains(&s.len()) && s.bytes().all(inner) && !s.starts_with('-') && !s.ends_with('-')
+}
+
+/// DNS labels with dots between them, at most 253 characters.
+pub(super) fn is_subdomain(s: &str) -> bool {
+    s.len() <= 253 && !s.is_empty() && s.split('.').all(is_label)
+}
+
+/// Names that occur twice, as (index, name) of the later one.
+fn duplicates(list: &[Value]) -> Vec<(usize, &str, usize)> {
+    let names: Vec<&str> = list.iter().map(|v| text(v, &["name"])).collect();
+    let first = |n: &&str| names.iter().position(|m| m == n);
+    names.iter().enumerate().filter_map(|(i, n)| first(n).filter(|f| *f < i).map(|f| (i, *n, f))).collect()
+}
+
+/// The keys of an object that are set (not null) out of a list of keys.
+fn set<'k>(value: &Value, keys: &[&'k str]) -> Vec<&'k str> {
+    keys.iter().copied().filter(|k| value.get(k).is_some_and(|v| !v.is_null())).collect()
+}

@@ -1,0 +1,130 @@
+//! VirtualMachineInstances: made by users or by the controller, and afterwards the controller's alone.
+
+use super::{AdmissionInput, AdmissionOutput, Context, Operation, Problems, User, at, default, defaults, fields, get, rules, vm};
+use crate::status::{CauseType, Status};
+use serde_json::{Value, json};
+
+/// Labels that say where an instance is; only the control plane may.
+const RESERVED_LABELS: &[&str] = &[
+    "kubevirt.io/created-by",
+    "kubevirt.io/migrationJobUID",
+    "kubevirt.io/nodeName",
+    "kubevirt.io/migrationTargetNodeName",
+    "kubevirt.io/schedulable",
+    "kubevirt.io/install-strategy",
+];
+
+pub(super) fn admit(input: AdmissionInput, context: &Context<'_>) -> Result<AdmissionOutput, Status> {
+    let mut problems = Problems::default();
+    let (object, kind, name) = match input.operation {
+        Operation::Create => create(input, context, &mut problems),
+        Operation::Update | Operation::Delete => update(input, context, &mut problems),
+    };
+    if problems.causes.is_empty() {
+        return Ok(AdmissionOutput { object, warnings: problems.warnings });
+    }
+    Err(Status::invalid(&kind, &name, &problems.causes))
+}
+
+fn create(mut input: AdmissionInput, context: &Context<'_>, p: &mut Problems) -> (Value, String, String) {
+    let trusted = context.settings.is_trusted(&input.user);
+    fields::check(fields::INSTANCE, get(&input.object, &["spec"]), "spec", "", p);
+    metadata(get(&input.object, &["metadata"]), "metadata", p);
+    let reserved = |label: &&&str| !get(&input.object, &["metadata", "labels", label]).is_null();
+    if !trusted && RESERVED_LABELS.iter().any(|l| reserved(&l)) {
+        p.add(CauseType::NotSupported, "metadata.labels", "creation of the following reserved kubevirt.io/ labels on a VMI object is prohibited");
+    }
+    if get(&input.object, &["spec"]).is_object() {
+        mutate(&mut input.object, &input.user, context);
+        rules::spec(get(&input.object, &["spec"]), "spec", p);
+        if get(&input.object, &["spec", "domain", "memory", "guest"]).is_null() {
+            p.add(CauseType::Required, "", "no memory requested");
+        }
+    } else {
+        p.add(CauseType::Required, "spec", "missing virtual machine instance spec.");
+    }
+    vm::name(&input.name, p);
+    super::trace(&mut input, context);
+    (input.object, input.kind, input.name)
+}
+
+fn mutate(vmi: &mut Value, user: &User, context: &Context<'_>) {
+    let trusted = context.settings.is_trusted(user);
+    if !trusted {
+        // A status that somebody brings along is not what is.
+        *at(vmi, &["status"]) = json!({});
+    }
+    defaults::spec(at(vmi, &["spec"]), context.settings, context.uuid);
+    let domain = get(vmi, &["spec", "domain"]).clone();
+    let guest = get(&domain, &["memory", "guest"]);
+    if !guest.is_null() {
+        for key in ["guestAtBoot", "guestCurrent", "guestRequested"] {
+            default(vmi, &["status", "memory", key], guest.clone());
+        }
+    }
+    for key in ["cores", "sockets", "threads"] {
+        default(vmi, &["status", "currentCPUTopology", key], get(&domain, &["cpu", key]).clone());
+    }
+    default(vmi, &["status", "runtimeUser"], api::names::LAUNCHER_UID);
+    vm::add_once(at(vmi, &["metadata", "finalizers"]), api::names::FINALIZER_VMI);
+    if get(vmi, &["status", "phase"]).as_str().unwrap_or_default().is_empty() {
+        *at(vmi, &["status", "phase"]) = json!("Pending");
+        let entry = json!({"phase": "Pending", "phaseTransitionTimestamp": context.now});
+        match at(vmi, &["status", "phaseTransitionTimestamps"]) {
+            Value::Array(all) => all.push(entry),
+            place => *place = json!([entry]),
+        }
+    }
+}
+
+fn update(mut input: AdmissionInput, context: &Context<'_>, p: &mut Problems) -> (Value, String, String) {
+    let old = input.old_object.take().unwrap_or(Value::Null);
+    if context.settings.is_trusted(&input.user) {
+        hotplug_limits(&input.object, &old, p);
+        return (input.object, input.kind, input.name);
+    }
+    // Owners and finalizers are collected by parts of Kubernetes; spec, status and placement are the controller's.
+    if get(&input.object, &["spec"]) != get(&old, &["spec"]) {
+        p.add(CauseType::NotSupported, "", "update of VMI object is restricted");
+    }
+    let label = |o: &Value, l: &str| get(o, &["metadata", "labels", l]).clone();
+    if RESERVED_LABELS.iter().any(|l| label(&input.object, l) != label(&old, l)) {
+        p.add(CauseType::NotSupported, "metadata.labels", "modification of the following reserved kubevirt.io/ labels on a VMI object is prohibited");
+    }
+    // A status edit is undone without a word, as KubeVirt does.
+    let status = get(&old, &["status"]).clone();
+    if status.is_null() {
+        if let Some(o) = input.object.as_object_mut() {
+            o.remove("status");
+        }
+    } else {
+        *at(&mut input.object, &["status"]) = status;
+    }
+    (input.object, input.kind, input.name)
+}
+
+/// What a running guest was promised does not change.
+fn hotplug_limits(object: &Value, old: &Value, p: &mut Problems) {
+    for (path, what) in [(["spec", "domain", "cpu", "maxSockets"], "CPU topology maxSockets"), (["spec", "domain", "memory", "maxGuest"], "Memory maxGuest")] {
+        if get(object, &path) != get(old, &path) {
+            p.invalid(path.join("."), format!("{what} changed"));
+        }
+    }
+}
+
+/// Annotations that ask for what is not there.
+pub(super) fn metadata(metadata: &Value, base: &str, p: &mut Problems) {
+    let annotations = get(metadata, &["annotations"]);
+    for (name, gate) in [("hooks.kubevirt.io/hookSidecars", "Sidecar"), ("kubevirt.io/ignitiondata", "ExperimentalIgnitionSupport")] {
+        if !get(annotations, &[name]).is_null() {
+            let field = if gate == "Sidecar" { format!("{base}.annotations") } else { format!("{base}.annotations[{name}]") };
+            p.invalid(field, format!("invalid entry {base}.annotations[{name}]: {gate} feature gate is not enabled in kubevirt-config"));
+        }
+    }
+    for (key, value) in get(metadata, &["labels"]).as_object().into_iter().flatten() {
+        let good = value.as_str().is_some_and(|v| v.len() <= 63 && v.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b)));
+        if !good {
+            p.invalid(format!("{base}.labels"), format!("{base}.labels[{key}] is not a valid label value: {value}"));
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Reading and patching objects as they are, through the untyped side of the client.
+
+use crate::limits;
+use crate::status::Status;
+use serde_json::{Value, json};
+
+/// A kind that the gateway reads or changes, with its name in error messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Resource {
+    pub what: &'static str,
+    prefix: &'static str,
+    plural: &'static str,
+}
+
+pub(crate) const VM: Resource = Resource { what: "virtualmachine", prefix: "/apis/kubevirt.io/v1", plural: "virtualmachines" };
+pub(crate) const VMI: Resource = Resource { what: "virtualmachineinstance", prefix: "/apis/kubevirt.io/v1", plural: "virtualmachineinstances" };
+const NODE: Resource = Resource { what: "node", prefix: "/api/v1", plural: "nodes" };
+
+impl Resource {
+    fn path(self, namespace: &str, name: &str) -> String {
+        if namespace.is_empty() {
+            return format!("{}/{}/{name}", self.prefix, self.plural);
+        }
+        format!("{}/namespaces/{namespace}/{}/{name}", self.prefix, self.plural)
+    }
+}
+
+/// How a patch ended.
+#[derive(Debug)]
+pub(crate) enum Patched {
+    /// Done; the object as it is now.
+    Done(Value),
+    /// The object is not any more what was read.
+    Changed,
+}
+
+/// The object, or `None` where there is none.
+pub(crate) async fn get(client: &kube::Client, resource: Resource, namespace: &str, name: &str) -> Result<Option<Value>, Status> {
+    match call(client, "GET", &resource.path(namespace, name), "", Vec::new()).await {
+        Ok(v) => Ok(Some(v)),
+        Err(s) if s.code == 404 => Ok(None),
+        Err(s) => Err(Status::internal(format_args!("reading {} {namespace}/{name}: {}", resource.what, s.message))),
+    }
+}
+
+/// The object, or the 404 of the subresource API.
+pub(crate) async fn need(client: &kube::Client, resource: Resource, namespace: &str, name: &str) -> Result<Value, Status> {
+    get(client, resource, namespace, name).await?.ok_or_else(|| Status::not_found(resource.what, name))
+}
+
+/// A node.
+pub(crate) async fn node(client: &kube::Client, name: &str) -> Result<Option<Value>, Status> {
+    get(client, NODE, "", name).await
+}
+
+/// Applies a JSON patch on the condition that `object` is still what is stored.
+pub(crate) async fn patch(client: &kube::Client, resource: Resource, object: &Value, subresource: &str, operations: Vec<Value>, dry_run: bool) -> Result<Patched, Status> {
+    let meta = |key: &str| object["metadata"][key].as_str().unwrap_or_default();
+    let (namespace, name) = (meta("namespace"), meta("name"));
+    let mut all = vec![
+        json!({"op": "test", "path": "/metadata/uid", "value": meta("uid")}),
+        json!({"op": "test", "path": "/metadata/resourceVersion", "value": meta("resourceVersion")}),
+    ];
+    all.extend(operations);
+    let mut path = resource.path(namespace, name);
+    if !subresource.is_empty() {
+        path = format!("{path}/{subresource}");
+    }
+    if dry_run {
+        path.push_str("?dryRun=All");
+    }
+    let body = serde_json::to_vec(&all).map_err(Status::internal)?;
+    match call(client, "PATCH", &path, "application/json-patch+json", body).await {
+        Ok(v) => Ok(Patched::Done(v)),
+        Err(s) if s.code == 404 => Err(Status::not_found(resource.what, name)),
+        // A failed test: kube-apiserver says 422 without causes, or 409 where the write itself lost.
+        Err(s) if s.code == 409 || (s.code == 422 && s.causes().is_empty()) => Ok(Patched::Changed),
+        Err(s) if s.code == 422 || s.code == 403 => Err(s),
+        Err(s) => Err(Status::internal(format_args!("patching {} {namespace}/{name}: {}", resource.what, s.message))),
+    }
+}
+
+/// Whether a user may do something, by SubjectAccessReview. `Err` carries the reason for people.
+pub(crate) async fn review(client: &kube::Client, spec: Value) -> Result<Result<(), String>, Status> {
+    let body = json!({"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec});
+    let body = serde_json::to_vec(&body).map_err(Status::internal)?;
+    let answer = call(client, "POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", "application/json", body).await?;
+    if answer["status"]["allowed"] == true {
+        return Ok(Ok(()));
+    }
+    Ok(Err(answer["status"]["reason"].as_str().unwrap_or("not allowed").to_owned()))
+}
+
+/// What the API server says about itself.
+pub(crate) async fn version(client: &kube::Client) -> Result<Value, Status> {
+    call(client, "GET", "/version", "", Vec::new()).await
+}
+
+async fn call(client: &kube::Client, method: &str, path: &str, content: &str, body: Vec<u8>) -> Result<Value, Status> {
+    let mut request = http::Request::builder().method(method).uri(path);
+    if !content.is_empty() {
+        request = request.header("content-type", content);
+    }
+    let request = request.body(body).map_err(|e| Status::bad_request(format!("not a valid name: {e}")))?;
+    let answer = tokio::time::timeout(limits::API, client.request::<Value>(request)).await;
+    match answer.map_err(|_| Status::new(504, "Timeout", "the API server did not answer"))? {
+        Ok(v) => Ok(v),
+        Err(kube::Error::Api(s)) => Err(Status {
+            code: s.code,
+            reason: s.reason.clone(),
+            message: s.message.clone(),
+            details: s.details.as_ref().and_then(|d| serde_json::to_value(d).ok()).unwrap_or(Value::Null),
+        }),
+        Err(e) => Err(Status::new(500, "InternalError", e.to_string())),
+    }
+}

@@ -1,0 +1,26 @@
+//! Every bound of the gateway, with its reason.
+
+use std::time::Duration;
+
+/// Bodies of subresource requests are options of a few fields.
+pub const BODY: usize = 1 << 20;
+/// How often a change is decided anew because the object changed meanwhile; the controller writes a VM a few times a second.
+pub const CONFLICTS: u32 = 8;
+/// Reaching an agent: a node that does not answer in this time is told as such.
+pub const CONNECT: Duration = Duration::from_secs(5);
+/// A verb's time at the agent, as KubeVirt's client has; freezing a guest's file systems may take most of it.
+pub const VERB: Duration = Duration::from_secs(10);
+/// Dialling a port of a guest.
+pub const PORT: Duration = Duration::from_secs(10);
+/// Bytes in a websocket frame, as KubeVirt's bridge sends them.
+pub const FRAME: usize = 10240;
+/// The largest frame taken from a client. A terminal sends a few bytes, a port forward what its buffer holds.
+pub const INCOMING: usize = 1 << 20;
+/// Chunks in flight between a client and an agent, in each direction: flow control does the rest.
+pub const CHUNKS: usize = 8;
+/// A port forward's keep-alive.
+pub const PING: Duration = Duration::from_secs(1);
+/// A client that was silent for this long, pongs included, is gone.
+pub const SILENCE: Duration = Duration::from_secs(60);
+/// The API server's answer.
+pub const API: Duration = Duration::from_secs(15);

@@ -1,0 +1,237 @@
+//! The aggregated API `subresources.kubevirt.io`: verbs on machines and streams to guests.
+//!
+//! Every path is read here, so that what is not built yet is refused by its name and everything else is a 404.
+
+mod discovery;
+mod stream;
+mod vm;
+mod vmi;
+
+use std::sync::Arc;
+
+use axum::body::{Body, Bytes};
+use axum::response::{IntoResponse, Response};
+use http::request::Parts;
+use http::{Method, Request, StatusCode, header};
+use serde_json::{Value, json};
+
+use crate::admission::User;
+use crate::status::Status;
+use crate::{Authorization, Inner, kubernetes, limits};
+
+/// Versions of the API; they are the same.
+const VERSIONS: [&str; 2] = ["v1", "v1alpha3"];
+
+impl IntoResponse for Status {
+    fn into_response(self) -> Response {
+        let code = StatusCode::from_u16(self.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        (code, [(header::CONTENT_TYPE, "application/json")], self.to_json().to_string()).into_response()
+    }
+}
+
+/// A JSON answer.
+fn json_response(value: &Value) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], value.to_string()).into_response()
+}
+
+pub(crate) fn router(inner: Arc<Inner>) -> axum::Router {
+    axum::Router::new().fallback(move |request: Request<Body>| {
+        let inner = inner.clone();
+        async move { answer(&inner, request).await.unwrap_or_else(Status::into_response) }
+    })
+}
+
+/// A request about one object.
+struct Asked<'a> {
+    inner: &'a Inner,
+    method: Method,
+    resource: &'a str,
+    namespace: &'a str,
+    name: &'a str,
+    /// The path below the object.
+    rest: &'a [&'a str],
+    query: &'a str,
+    traceparent: String,
+}
+
+fn not_found() -> Status {
+    Status::new(404, "NotFound", "the server could not find the requested resource")
+}
+
+async fn answer(inner: &Inner, request: Request<Body>) -> Result<Response, Status> {
+    let (mut parts, body) = request.into_parts();
+    let path = parts.uri.path().to_owned();
+    let segments: Vec<&str> = path.split('/').filter(|s| !s.is_empty()).collect();
+    let (version, below) = match segments[..] {
+        ["apis", group] if group == api::names::SUBRESOURCE_GROUP => return Ok(json_response(&discovery::group(&VERSIONS))),
+        ["apis", group, version, ref below @ ..] if group == api::names::SUBRESOURCE_GROUP && VERSIONS.contains(&version) => (version, below),
+        _ => return Err(not_found()),
+    };
+    let read = matches!(parts.method, Method::GET | Method::HEAD);
+    match below {
+        [] if read => Ok(json_response(&discovery::resources(version))),
+        ["version"] if read => Ok(json_response(&discovery::version())),
+        ["healthz"] if read => Ok(health(inner).await),
+        [one @ ("guestfs" | "start-cluster-profiler" | "stop-cluster-profiler" | "dump-cluster-profiler")] => Err(unsupported(one)),
+        ["namespaces", _, "expand-vm-spec"] => Err(unsupported("expand-vm-spec")),
+        ["namespaces", namespace, resource @ ("virtualmachines" | "virtualmachineinstances"), name, rest @ ..] if !rest.is_empty() => {
+            let query = parts.uri.query().unwrap_or_default().to_owned();
+            let asked = Asked { inner, method: parts.method.clone(), resource, namespace, name, rest, query: &query, traceparent: traceparent(&parts) };
+            authorize(&asked, &parts).await?;
+            object(&asked, &mut parts, body).await
+        }
+        _ => Err(not_found()),
+    }
+}
+
+/// Everything about one machine or instance.
+async fn object(asked: &Asked<'_>, parts: &mut Parts, body: Body) -> Result<Response, Status> {
+    let of = |method: Method| if asked.method == method { Ok(()) } else { Err(method_not_allowed(&asked.method)) };
+    let accepted = |()| StatusCode::ACCEPTED.into_response();
+    match (asked.resource, asked.rest) {
+        ("virtualmachines", [verb @ ("start" | "stop" | "restart")]) => {
+            of(Method::PUT)?;
+            let options = options(body).await?;
+            match *verb {
+                "start" => vm::start(asked, &options).await.map(accepted),
+                "stop" => vm::stop(asked, &options).await.map(accepted),
+                _ => vm::restart(asked, &options).await.map(accepted),
+            }
+        }
+        ("virtualmachines", ["expand-spec"]) => {
+            of(Method::GET)?;
+            // Machines with instance types are not admitted, so there is nothing to expand.
+            kubernetes::need(&asked.inner.config.client, kubernetes::VM, asked.namespace, asked.name).await.map(|v| json_response(&v))
+        }
+        ("virtualmachines", ["portforward", port @ ..]) => {
+            of(Method::GET)?;
+            stream::port_of_vm(asked, port, parts).await
+        }
+        ("virtualmachines", [one @ ("migrate" | "objectgraph" | "addvolume" | "removevolume" | "memorydump" | "removememorydump")]) => Err(unsupported(one)),
+        ("virtualmachineinstances", [verb @ ("pause" | "unpause" | "freeze" | "unfreeze" | "reset" | "softreboot")]) => {
+            of(Method::PUT)?;
+            let options = options(body).await?;
+            vmi::verb(asked, verb, &options).await
+        }
+        ("virtualmachineinstances", [verb @ ("guestosinfo" | "userlist" | "filesystemlist")]) => {
+            of(Method::GET)?;
+            Ok(vmi::guest(asked, verb).await)
+        }
+        ("virtualmachineinstances", [device @ ("console" | "vnc")]) => {
+            of(Method::GET)?;
+            stream::device(asked, device, parts).await
+        }
+        ("virtualmachineinstances", ["portforward", port @ ..]) => {
+            of(Method::GET)?;
+            stream::port(asked, port, parts).await
+        }
+        (
+            "virtualmachineinstances",
+            [one @ ("usbredir" | "vsock" | "backup" | "redefine-checkpoint" | "addvolume" | "removevolume" | "objectgraph" | "addresourceclaim" | "removeresourceclaim")],
+        ) => Err(unsupported(one)),
+        ("virtualmachineinstances", ["vnc", "screenshot"]) => Err(unsupported("vnc/screenshot")),
+        ("virtualmachineinstances", ["sev", one @ ..]) => Err(unsupported(&format!("sev/{}", one.join("/")))),
+        (_, ["evacuate", "cancel"]) => Err(unsupported("evacuate/cancel")),
+        _ => Err(not_found()),
+    }
+}
+
+/// Known to KubeVirt, not built here: refused as KubeVirt refuses what a feature gate closes.
+fn unsupported(name: &str) -> Status {
+    Status::bad_request(format!("{name} is not supported yet"))
+}
+
+fn method_not_allowed(method: &Method) -> Status {
+    Status::new(405, "MethodNotAllowed", format!("the server does not allow this method on the requested resource: {method}"))
+}
+
+/// The options in a body: JSON or YAML, empty for none.
+async fn options(body: Body) -> Result<Value, Status> {
+    let bytes: Bytes = axum::body::to_bytes(body, limits::BODY).await.map_err(|e| Status::bad_request(format!("reading the body: {e}")))?;
+    if bytes.iter().all(u8::is_ascii_whitespace) {
+        return Ok(json!({}));
+    }
+    let value: Value = match serde_json::from_slice(&bytes) {
+        Ok(v) => v,
+        Err(_) => {
+            let text = std::str::from_utf8(&bytes).map_err(|_| Status::bad_request("Can not unmarshal Request body to struct, error: not UTF-8"))?;
+            serde_saphyr::from_str(text).map_err(|e| Status::bad_request(format!("Can not unmarshal Request body to struct, error: {e}")))?
+        }
+    };
+    match value {
+        Value::Object(_) => Ok(value),
+        Value::Null => Ok(json!({})),
+        _ => Err(Status::bad_request("Can not unmarshal Request body to struct, error: not an object")),
+    }
+}
+
+/// `dryRun: ["All"]`; any other value is refused, as Kubernetes does.
+fn dry_run(options: &Value) -> Result<bool, Status> {
+    match &options["dryRun"] {
+        Value::Null => Ok(false),
+        Value::Array(a) if a.is_empty() => Ok(false),
+        Value::Array(a) if a.len() == 1 && a[0] == "All" => Ok(true),
+        other => Err(Status::bad_request(format!("dryRun: unsupported value {other}, supported is \"All\""))),
+    }
+}
+
+fn traceparent(parts: &Parts) -> String {
+    let given = parts.headers.get("traceparent").and_then(|v| v.to_str().ok()).and_then(telemetry::TraceContext::parse);
+    given.unwrap_or_else(telemetry::TraceContext::random).to_string()
+}
+
+fn user(parts: &Parts) -> User {
+    if let Some(u) = parts.extensions.get::<User>() {
+        return u.clone();
+    }
+    let all = |name: &str| parts.headers.get_all(name).iter().filter_map(|v| v.to_str().ok()).map(str::to_owned).collect::<Vec<_>>();
+    User { name: all("x-remote-user").into_iter().next().unwrap_or_default(), groups: all("x-remote-group") }
+}
+
+/// Asks the API server, where nobody has done so before.
+async fn authorize(asked: &Asked<'_>, parts: &Parts) -> Result<(), Status> {
+    if asked.inner.config.authorization == Authorization::Forwarded {
+        return Ok(());
+    }
+    let user = user(parts);
+    let verb = match asked.method {
+        Method::GET | Method::HEAD => "get",
+        Method::PUT => "update",
+        Method::POST => "create",
+        Method::PATCH => "patch",
+        Method::DELETE => "delete",
+        _ => return Err(method_not_allowed(&asked.method)),
+    };
+    let subresource = if asked.rest[0] == "portforward" { "portforward".into() } else { asked.rest.join("/") };
+    let mut extra = serde_json::Map::new();
+    for (name, value) in &parts.headers {
+        if let (Some(key), Ok(value)) = (name.as_str().strip_prefix("x-remote-extra-"), value.to_str()) {
+            match extra.entry(key).or_insert_with(|| json!([])) {
+                Value::Array(a) => a.push(json!(value)),
+                other => *other = json!([value]),
+            }
+        }
+    }
+    let spec = json!({
+        "user": user.name, "groups": user.groups, "extra": extra,
+        "resourceAttributes": {"namespace": asked.namespace, "verb": verb, "group": api::names::SUBRESOURCE_GROUP, "version": "v1",
+            "resource": asked.resource, "subresource": subresource, "name": asked.name},
+    });
+    if user.name.is_empty() {
+        return Err(Status::new(401, "Unauthorized", "no user in the request"));
+    }
+    match kubernetes::review(&asked.inner.config.client, spec).await? {
+        Ok(()) => Ok(()),
+        Err(reason) => Err(Status::new(401, "Unauthorized", reason)),
+    }
+}
+
+async fn health(inner: &Inner) -> Response {
+    match kubernetes::version(&inner.config.client).await {
+        Ok(version) => json_response(&json!({"apiserver": {"connectivity": "ok", "version": version}})),
+        Err(e) => {
+            let body = json!({"apiserver": {"connectivity": "failed", "error": e.message}});
+            (StatusCode::INTERNAL_SERVER_ERROR, [(header::CONTENT_TYPE, "application/json")], body.to_string()).into_response()
+        }
+    }
+}

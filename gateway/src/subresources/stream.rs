@@ -1,0 +1,218 @@
+//! Websockets: console and VNC through the node agent, ports of a guest through the pod network.
+//!
+//! Payload travels in binary frames whose boundaries mean nothing; text frames are ignored; a normal close is the end.
+//! The request is checked and the other side is reached before the client is upgraded, so that what goes wrong until
+//! then is an ordinary HTTP answer. The first side to end closes both.
+
+use super::{Asked, unsupported};
+use crate::admission::{get, items, text};
+use crate::kubernetes::{self, VM, VMI};
+use crate::limits;
+use crate::status::Status;
+use axum::body::Bytes;
+use axum::extract::FromRequestParts;
+use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code};
+use axum::response::Response;
+use futures::{SinkExt, StreamExt};
+use http::request::Parts;
+use proto::agent::StreamChunk;
+use serde_json::Value;
+use std::net::{IpAddr, SocketAddr};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+/// The one subprotocol; a client that offers none is served, too.
+const PROTOCOL: &str = "plain.kubevirt.io";
+
+async fn upgrade(parts: &mut Parts) -> Result<WebSocketUpgrade, Status> {
+    let ws = WebSocketUpgrade::from_request_parts(parts, &()).await.map_err(|e| Status::bad_request(format!("a websocket is expected: {e}")))?;
+    Ok(ws.protocols([PROTOCOL]).max_message_size(limits::INCOMING).max_frame_size(limits::INCOMING).max_write_buffer_size(limits::INCOMING))
+}
+
+/// Serial console or VNC.
+pub(super) async fn device(asked: &Asked<'_>, device: &str, parts: &mut Parts) -> Result<Response, Status> {
+    let client = &asked.inner.config.client;
+    let vmi = kubernetes::need(client, VMI, asked.namespace, asked.name).await?;
+    let phase = text(&vmi, &["status", "phase"]);
+    let (switch, missing) = match device {
+        "console" => ("autoattachSerialConsole", "No serial consoles are present."),
+        _ => ("autoattachGraphicsDevice", "No graphics devices are present."),
+    };
+    if get(&vmi, &["spec", "domain", "devices", switch]) == false {
+        return Err(Status::bad_request(missing));
+    }
+    if device == "console" && phase == "Failed" {
+        return Err(Status::conflict(VMI.what, asked.name, "VMI has failed"));
+    }
+    if phase != "Running" {
+        return Err(Status::bad_request(format!("VMI is in phase {phase:?}: VMI is not running")));
+    }
+    let preserve = asked.query.split('&').any(|p| p == "preserveSession=true");
+    let place = asked.inner.agents.place(client, &vmi).await?;
+    let ws = upgrade(parts).await?;
+    let (up, mut down) = asked.inner.agents.stream(&place, device, preserve).await?;
+    let about = format!("{device} of {}/{}", asked.namespace, asked.name);
+    Ok(ws.on_upgrade(move |socket| async move {
+        let (from_guest, guest) = mpsc::channel::<Result<Bytes, String>>(limits::CHUNKS);
+        let reader = tokio::spawn(async move {
+            loop {
+                let next = match down.message().await {
+                    Ok(Some(chunk)) => Ok(chunk.data),
+                    Ok(None) => break,
+                    Err(e) => Err(e.message().to_owned()),
+                };
+                let failed = next.is_err();
+                if from_guest.send(next).await.is_err() || failed {
+                    break;
+                }
+            }
+        });
+        splice(socket, guest, Up::Agent(up), &about).await;
+        reader.abort();
+    }))
+}
+
+/// Port of an instance by way of its VM.
+pub(super) async fn port_of_vm(asked: &Asked<'_>, rest: &[&str], parts: &mut Parts) -> Result<Response, Status> {
+    let client = &asked.inner.config.client;
+    let vm = kubernetes::need(client, VM, asked.namespace, asked.name).await?;
+    if get(&vm, &["status", "created"]) != true {
+        return Err(Status::conflict(VM.what, asked.name, "VMI is not started"));
+    }
+    let vmi = kubernetes::need(client, VMI, asked.namespace, asked.name).await?;
+    let owned = items(&vmi, &["metadata", "ownerReferences"]).iter().any(|o| o["uid"] == vm["metadata"]["uid"] && o["controller"] == true);
+    if !owned {
+        return Err(Status::internal(format_args!("VMI {:?} is not owned by the VM", asked.name)));
+    }
+    forward(asked, &vmi, rest, parts).await
+}
+
+/// Port of an instance.
+pub(super) async fn port(asked: &Asked<'_>, rest: &[&str], parts: &mut Parts) -> Result<Response, Status> {
+    let vmi = kubernetes::need(&asked.inner.config.client, VMI, asked.namespace, asked.name).await?;
+    forward(asked, &vmi, rest, parts).await
+}
+
+async fn forward(asked: &Asked<'_>, vmi: &Value, rest: &[&str], parts: &mut Parts) -> Result<Response, Status> {
+    let (port, protocol) = match rest {
+        [port] => (*port, "tcp"),
+        [port, protocol] => (*port, *protocol),
+        _ => return Err(super::not_found()),
+    };
+    let port: u16 = port.parse().ok().filter(|p| *p > 0).ok_or_else(|| Status::bad_request(format!("not a port: {port}")))?;
+    match protocol {
+        "tcp" => {}
+        "udp" => return Err(unsupported("portforward over udp")),
+        other => return Err(Status::bad_request(format!("unknown protocol {other:?}, only tcp or udp allowed"))),
+    }
+    if items(vmi, &["status", "conditions"]).iter().any(|c| text(c, &["type"]) == "Paused" && text(c, &["status"]) == "True") {
+        return Err(Status::conflict(VMI.what, asked.name, "VMI is paused"));
+    }
+    let address = items(vmi, &["status", "interfaces"]).first().map(|i| text(i, &["ipAddress"])).unwrap_or_default();
+    let Ok(ip) = address.parse::<IpAddr>() else {
+        return Err(Status::bad_request(format!("VMI {:?} has no network interface with an address", asked.name)));
+    };
+    let target = SocketAddr::new(ip, port);
+    let connecting = tokio::time::timeout(limits::PORT, (asked.inner.config.dial)(target)).await;
+    let stream = match connecting {
+        Ok(Ok(s)) => s,
+        Ok(Err(e)) => return Err(Status::internal(format_args!("dialling VM: {target}: {e}"))),
+        Err(_) => return Err(Status::internal(format_args!("dialling VM: {target}: no answer"))),
+    };
+    let _ = stream.set_nodelay(true);
+    let ws = upgrade(parts).await?;
+    let about = format!("port {port} of {}/{}", asked.namespace, asked.name);
+    Ok(ws.on_upgrade(move |socket| async move {
+        let (mut read, write) = stream.into_split();
+        let (from_guest, guest) = mpsc::channel::<Result<Bytes, String>>(limits::CHUNKS);
+        let reader = tokio::spawn(async move {
+            let mut buffer = vec![0; limits::FRAME];
+            loop {
+                let next = match read.read(&mut buffer).await {
+                    Ok(0) => break,
+                    Ok(n) => Ok(Bytes::copy_from_slice(&buffer[..n])),
+                    Err(e) => Err(e.to_string()),
+                };
+                let failed = next.is_err();
+                if from_guest.send(next).await.is_err() || failed {
+                    break;
+                }
+            }
+        });
+        splice(socket, guest, Up::Port(write), &about).await;
+        reader.abort();
+    }))
+}
+
+/// Where a client's bytes go.
+enum Up {
+    Agent(mpsc::Sender<StreamChunk>),
+    Port(tokio::net::tcp::OwnedWriteHalf),
+}
+
+impl Up {
+    async fn send(&mut self, data: Bytes) -> Result<(), String> {
+        match self {
+            Up::Agent(to) => to.send(StreamChunk { open: None, data }).await.map_err(|e| e.to_string()),
+            Up::Port(to) => to.write_all(&data).await.map_err(|e| e.to_string()),
+        }
+    }
+}
+
+/// Copies both ways until one side ends; each direction waits for its own receiver alone, so a client that does not
+/// read holds up nobody but itself.
+async fn splice(socket: WebSocket, mut guest: mpsc::Receiver<Result<Bytes, String>>, mut up: Up, about: &str) {
+    let (mut sink, mut stream) = socket.split();
+    let (heard, last_heard) = tokio::sync::watch::channel(Instant::now());
+    let to_guest = async {
+        while let Some(message) = stream.next().await {
+            heard.send_replace(Instant::now());
+            match message {
+                Ok(Message::Binary(data)) if data.is_empty() => {}
+                Ok(Message::Binary(data)) => up.send(data).await?,
+                Ok(Message::Close(_)) | Err(_) => return Ok(()),
+                Ok(Message::Text(_) | Message::Ping(_) | Message::Pong(_)) => {}
+            }
+        }
+        Ok(())
+    };
+    let to_client = async {
+        let mut ping = tokio::time::interval(limits::PING);
+        ping.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let ending = loop {
+            let frame = tokio::select! {
+                chunk = guest.recv() => match chunk {
+                    Some(Ok(data)) => Message::Binary(data),
+                    Some(Err(why)) => break Err(why),
+                    None => break Ok(()),
+                },
+                _ = ping.tick() => Message::Ping(Bytes::from_static(b"keep alive")),
+            };
+            if sink.send(frame).await.is_err() {
+                return Ok(());
+            }
+        };
+        let (code, reason) = match &ending {
+            Ok(()) => (close_code::NORMAL, String::new()),
+            Err(why) => (close_code::ERROR, why.chars().take(100).collect()),
+        };
+        let _ = sink.send(Message::Close(Some(CloseFrame { code, reason: reason.into() }))).await;
+        ending
+    };
+    let silence = async {
+        loop {
+            let until = *last_heard.borrow() + limits::SILENCE;
+            if until <= Instant::now() {
+                break Err::<(), String>("the client is silent".into());
+            }
+            tokio::time::sleep_until(until).await;
+        }
+    };
+    let ending: Result<(), String> = tokio::select! {
+        e = to_guest => e,
+        e = to_client => e,
+        e = silence => e,
+    };
+    tracing::debug!(about, ending = ending.err().unwrap_or_default(), "stream ended");
+}

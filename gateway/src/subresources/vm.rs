@@ -1,0 +1,308 @@
+//! Start, stop and restart of a machine: a change of its strategy, or a request in its status.
+//!
+//! What is to be done is decided by pure functions on the VM and its VMI as they were read; it is written on the condition
+//! that the VM did not change, and decided anew if it did.
+
+use super::{Asked, dry_run};
+use crate::admission::{get, items, text};
+use crate::kubernetes::{self, Patched, VM, VMI};
+use crate::limits;
+use crate::status::Status;
+use serde_json::{Value, json};
+
+/// A change of a VM.
+#[derive(Debug, Clone, PartialEq)]
+enum Change {
+    /// `spec.runStrategy` (or `running`).
+    Strategy(&'static str),
+    /// These requests, in place of all that are there.
+    Requests(Vec<Value>),
+}
+
+pub(super) async fn start(asked: &Asked<'_>, options: &Value) -> Result<(), Status> {
+    let paused = options["paused"] == true;
+    let dry = dry_run(options)?;
+    change(asked, dry, |vm, vmi| decide_start(vm, vmi, paused).map(|c| (c, None))).await
+}
+
+pub(super) async fn stop(asked: &Asked<'_>, options: &Value) -> Result<(), Status> {
+    let grace = seconds(options, "gracePeriod")?;
+    let dry = dry_run(options)?;
+    change(asked, dry, |vm, vmi| decide_stop(vm, vmi, grace)).await
+}
+
+pub(super) async fn restart(asked: &Asked<'_>, options: &Value) -> Result<(), Status> {
+    let grace = seconds(options, "gracePeriodSeconds")?;
+    match grace {
+        Some(g) if g > 0 => return Err(Status::bad_request("For force restart, only gracePeriod=0 is supported for now")),
+        Some(g) if g < 0 => return Err(Status::bad_request("gracePeriod has to be greater or equal to 0")),
+        _ => {}
+    }
+    let dry = dry_run(options)?;
+    change(asked, dry, |vm, vmi| decide_restart(vm, vmi, grace)).await
+}
+
+fn seconds(options: &Value, key: &str) -> Result<Option<i64>, Status> {
+    match &options[key] {
+        Value::Null => Ok(None),
+        v => v.as_i64().map(Some).ok_or_else(|| Status::bad_request(format!("{key}: not an integer: {v}"))),
+    }
+}
+
+/// What is decided: a change of the VM, and a grace period for the VMI before it.
+type Decision = (Change, Option<i64>);
+
+async fn change(asked: &Asked<'_>, dry: bool, decide: impl Fn(&Value, Option<&Value>) -> Result<Decision, Status>) -> Result<(), Status> {
+    let client = &asked.inner.config.client;
+    for _ in 0..limits::CONFLICTS {
+        let vm = kubernetes::need(client, VM, asked.namespace, asked.name).await?;
+        let vmi = kubernetes::get(client, VMI, asked.namespace, asked.name).await?;
+        let (change, grace) = decide(&vm, vmi.as_ref())?;
+        let undo = match (grace, &vmi) {
+            (Some(g), Some(vmi)) => match set_grace(asked, vmi, Some(g), dry).await? {
+                Some(undo) => undo,
+                None => continue,
+            },
+            _ => None,
+        };
+        let (subresource, operations) = operations(&vm, &change);
+        let done = kubernetes::patch(client, VM, &vm, subresource, operations, dry).await;
+        if let Ok(Patched::Done(_)) = done {
+            tracing::info!(namespace = asked.namespace, name = asked.name, ?change, traceparent = asked.traceparent, "virtual machine changed");
+            return Ok(());
+        }
+        // The grace period of a stop that did not come to pass would make a later one short.
+        if let Some((vmi, before)) = undo {
+            let _ = set_grace(asked, &vmi, before, dry).await;
+        }
+        done?;
+    }
+    Err(Status::conflict(VM.what, asked.name, "the object has been modified; please apply your changes to the latest version and try again"))
+}
+
+/// The VMI as it is now and the grace period that it had.
+type Undo = Option<(Value, Option<i64>)>;
+
+/// Sets the grace period of an instance. `None`: the instance changed meanwhile.
+async fn set_grace(asked: &Asked<'_>, vmi: &Value, grace: Option<i64>, dry: bool) -> Result<Option<Undo>, Status> {
+    let path = "/spec/terminationGracePeriodSeconds";
+    let before = get(vmi, &["spec", "terminationGracePeriodSeconds"]).as_i64();
+    if before == grace {
+        return Ok(Some(None));
+    }
+    let operation = match grace {
+        Some(g) => json!({"op": "add", "path": path, "value": g}),
+        None => json!({"op": "remove", "path": path}),
+    };
+    match kubernetes::patch(&asked.inner.config.client, VMI, vmi, "", vec![operation], dry).await? {
+        Patched::Done(now) => Ok(Some(Some((now, before)))),
+        Patched::Changed => Ok(None),
+    }
+}
+
+/// The subresource and the JSON patch that make a change.
+fn operations(vm: &Value, change: &Change) -> (&'static str, Vec<Value>) {
+    match change {
+        Change::Strategy(strategy) if get(vm, &["spec", "running"]).is_boolean() => {
+            ("", vec![json!({"op": "replace", "path": "/spec/running", "value": *strategy != "Halted"})])
+        }
+        Change::Strategy(strategy) => ("", vec![json!({"op": "add", "path": "/spec/runStrategy", "value": strategy})]),
+        Change::Requests(requests) if get(vm, &["status"]).is_object() => {
+            ("status", vec![json!({"op": "add", "path": "/status/stateChangeRequests", "value": requests})])
+        }
+        Change::Requests(requests) => ("status", vec![json!({"op": "add", "path": "/status", "value": {"stateChangeRequests": requests}})]),
+    }
+}
+
+fn name(vm: &Value) -> &str {
+    text(vm, &["metadata", "name"])
+}
+
+fn conflict(vm: &Value, why: impl std::fmt::Display) -> Status {
+    Status::conflict(VM.what, name(vm), why)
+}
+
+/// The strategy in effect.
+fn strategy(vm: &Value) -> &str {
+    match get(vm, &["spec", "running"]).as_bool() {
+        Some(true) => "Always",
+        Some(false) => "Halted",
+        None => Some(text(vm, &["spec", "runStrategy"])).filter(|s| !s.is_empty()).unwrap_or("Halted"),
+    }
+}
+
+fn phase(vmi: Option<&Value>) -> &str {
+    vmi.map(|v| text(v, &["status", "phase"])).unwrap_or_default()
+}
+
+fn is_final(vmi: &Value) -> bool {
+    matches!(phase(Some(vmi)), "Succeeded" | "Failed")
+}
+
+fn live(vmi: Option<&Value>) -> Option<&Value> {
+    vmi.filter(|v| !is_final(v))
+}
+
+fn condition(object: &Value, kind: &str) -> bool {
+    items(object, &["status", "conditions"]).iter().any(|c| text(c, &["type"]) == kind && text(c, &["status"]) == "True")
+}
+
+fn stop_request(vmi: &Value) -> Value {
+    json!({"action": "Stop", "uid": text(vmi, &["metadata", "uid"])})
+}
+
+fn queue_is_empty(vm: &Value) -> Result<(), Status> {
+    if items(vm, &["status", "stateChangeRequests"]).is_empty() {
+        return Ok(());
+    }
+    Err(Status::internal("unable to complete request: stop/start already underway"))
+}
+
+fn decide_start(vm: &Value, vmi: Option<&Value>, paused: bool) -> Result<Change, Status> {
+    if live(vmi).is_some() && !matches!(phase(vmi), "" | "Unknown") {
+        return Err(conflict(vm, "VM is already running"));
+    }
+    if condition(vm, "ManualRecoveryRequired") {
+        return Err(conflict(vm, "VM cannot be started: manual recovery is required"));
+    }
+    let mut start = json!({"action": "Start"});
+    if paused {
+        start["data"] = json!({"paused": "true"});
+    }
+    let ended = vmi.filter(|v| is_final(v));
+    match strategy(vm) {
+        "Halted" if paused => {
+            queue_is_empty(vm)?;
+            Ok(Change::Requests(vec![start]))
+        }
+        "Halted" => Ok(Change::Strategy("Always")),
+        "RerunOnFailure" if phase(vmi) == "Failed" => Err(conflict(vm, "RerunOnFailure does not support starting VM from failed state")),
+        "RerunOnFailure" | "Manual" => {
+            queue_is_empty(vm)?;
+            Ok(Change::Requests(ended.map(stop_request).into_iter().chain([start]).collect()))
+        }
+        other => Err(conflict(vm, format_args!("{other} does not support manual start requests"))),
+    }
+}
+
+fn decide_stop(vm: &Value, vmi: Option<&Value>, grace: Option<i64>) -> Result<Decision, Status> {
+    let running = live(vmi);
+    let grace_now = running.map(|v| get(v, &["spec", "terminationGracePeriodSeconds"]).as_i64().unwrap_or(api::names::DEFAULT_GRACE_SECONDS));
+    if grace.is_some_and(|g| g < 0) {
+        return Err(Status::bad_request("gracePeriod has to be greater or equal to 0"));
+    }
+    let wished = grace.filter(|_| running.is_some());
+    let strategy = strategy(vm);
+    match (strategy, running) {
+        ("Halted" | "Manual" | "RerunOnFailure", None) => Err(conflict(vm, "VM is not running")),
+        ("Halted", Some(vmi)) => {
+            if grace.is_none_or(|g| Some(g) >= grace_now) {
+                return Err(conflict(vm, "Halted only supports manual stop requests with a shorter graceperiod"));
+            }
+            Ok((Change::Requests(vec![stop_request(vmi)]), wished))
+        }
+        ("Manual" | "RerunOnFailure" | "WaitAsReceiver", Some(vmi)) => Ok((Change::Requests(vec![stop_request(vmi)]), wished)),
+        ("Always" | "Once", _) => Ok((Change::Strategy("Halted"), wished)),
+        (other, _) => Err(conflict(vm, format_args!("{other} does not support manual stop requests"))),
+    }
+}
+
+fn decide_restart(vm: &Value, vmi: Option<&Value>, grace: Option<i64>) -> Result<Decision, Status> {
+    if condition(vm, "VolumesChange") {
+        return Err(conflict(vm, "VM recovery required: volumes are being changed"));
+    }
+    let strategy = strategy(vm);
+    if matches!(strategy, "Halted" | "Once") {
+        return Err(conflict(vm, format_args!("{strategy} does not support manual restart requests")));
+    }
+    let Some(vmi) = vmi else { return Err(conflict(vm, "VM is not running")) };
+    queue_is_empty(vm)?;
+    Ok((Change::Requests(vec![stop_request(vmi), json!({"action": "Start"})]), grace.map(|_| 1)))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn vm(strategy: &str) -> Value {
+        json!({"metadata": {"name": "a"}, "spec": {"runStrategy": strategy}, "status": {}})
+    }
+    fn vmi(phase: &str) -> Value {
+        json!({"metadata": {"name": "a", "uid": "u"}, "spec": {"terminationGracePeriodSeconds": 30}, "status": {"phase": phase}})
+    }
+    fn start_() -> Value {
+        json!({"action": "Start"})
+    }
+    fn stop_() -> Value {
+        json!({"action": "Stop", "uid": "u"})
+    }
+
+    #[test]
+    fn starts() {
+        let table: &[(&str, Option<&str>, bool, Result<Change, &str>)] = &[
+            ("Halted", None, false, Ok(Change::Strategy("Always"))),
+            ("Halted", None, true, Ok(Change::Requests(vec![json!({"action": "Start", "data": {"paused": "true"}})]))),
+            ("Halted", Some("Succeeded"), false, Ok(Change::Strategy("Always"))),
+            ("Halted", Some("Running"), false, Err("VM is already running")),
+            ("Always", None, false, Err("Always does not support manual start requests")),
+            ("Always", Some("Scheduling"), false, Err("VM is already running")),
+            ("Once", Some("Failed"), false, Err("Once does not support manual start requests")),
+            ("Manual", None, false, Ok(Change::Requests(vec![start_()]))),
+            ("Manual", Some("Failed"), false, Ok(Change::Requests(vec![stop_(), start_()]))),
+            ("RerunOnFailure", Some("Failed"), false, Err("RerunOnFailure does not support starting VM from failed state")),
+            ("RerunOnFailure", Some("Succeeded"), false, Ok(Change::Requests(vec![stop_(), start_()]))),
+        ];
+        for (strategy, phase, paused, want) in table {
+            let i = phase.map(vmi);
+            let got = decide_start(&vm(strategy), i.as_ref(), *paused);
+            match (got, want) {
+                (Ok(c), Ok(w)) => assert_eq!(c, *w, "{strategy} {phase:?}"),
+                (Err(s), Err(m)) => {
+                    assert_eq!(s.code, 409);
+                    assert_eq!(s.message, format!("Operation cannot be fulfilled on virtualmachine.kubevirt.io \"a\": {m}"));
+                }
+                (got, want) => panic!("{strategy} {phase:?}: {got:?}, wanted {want:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn stops() {
+        let run = |s: &str, p: Option<&str>, g: Option<i64>| decide_stop(&vm(s), p.map(vmi).as_ref(), g).map_err(|e| e.code);
+        let stop = Change::Requests(vec![stop_()]);
+        assert_eq!(run("Always", Some("Running"), None), Ok((Change::Strategy("Halted"), None)));
+        assert_eq!(run("Always", None, Some(0)), Ok((Change::Strategy("Halted"), None)));
+        assert_eq!(run("Once", Some("Running"), Some(5)), Ok((Change::Strategy("Halted"), Some(5))));
+        assert_eq!(run("Manual", Some("Running"), None), Ok((stop.clone(), None)));
+        assert_eq!(run("Manual", None, None), Err(409));
+        assert_eq!(run("RerunOnFailure", Some("Failed"), None), Err(409));
+        assert_eq!(run("Halted", Some("Running"), None), Err(409));
+        assert_eq!(run("Halted", Some("Running"), Some(30)), Err(409));
+        assert_eq!(run("Halted", Some("Running"), Some(0)), Ok((stop, Some(0))));
+    }
+
+    #[test]
+    fn restarts() {
+        let both = Change::Requests(vec![stop_(), start_()]);
+        let run = |v: Value, p: Option<&str>, g: Option<i64>| decide_restart(&v, p.map(vmi).as_ref(), g).map_err(|e| e.code);
+        assert_eq!(run(vm("Always"), Some("Running"), None), Ok((both.clone(), None)));
+        assert_eq!(run(vm("Always"), Some("Running"), Some(0)), Ok((both, Some(1))));
+        assert_eq!(run(vm("Always"), None, None), Err(409));
+        assert_eq!(run(vm("Halted"), Some("Running"), None), Err(409));
+        let mut queued = vm("Manual");
+        queued["status"]["stateChangeRequests"] = json!([start_()]);
+        assert_eq!(run(queued, Some("Running"), None), Err(500));
+        let mut changing = vm("Always");
+        changing["status"]["conditions"] = json!([{"type": "VolumesChange", "status": "True"}]);
+        assert_eq!(run(changing, Some("Running"), None), Err(409));
+    }
+
+    #[test]
+    fn patches() {
+        assert_eq!(operations(&json!({"spec": {"running": true}}), &Change::Strategy("Halted")).1, [json!({"op": "replace", "path": "/spec/running", "value": false})]);
+        let (sub, ops) = operations(&json!({"spec": {}}), &Change::Requests(vec![start_()]));
+        assert_eq!((sub, ops.len()), ("status", 1));
+        assert_eq!(ops[0]["path"], "/status");
+    }
+}
