@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -131,12 +132,17 @@ class Cluster:
 
     def stop(self, seconds=90):
         """Takes the cluster down, guests too; returns what is left on the machine."""
+        pid = self.pid()
+        if pid is not None:
+            os.kill(pid, signal.SIGTERM)
+            until("the end of virtfold up", seconds, lambda: True if self.pid() is None else None)
+        if self.process is not None:
+            self.process.wait(seconds)
         if os.path.exists(self.data):
             done = subprocess.run([self.binary, "down", "--data-dir", self.data], text=True, timeout=seconds,
                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
             if done.returncode != 0:
                 raise Problem(f"virtfold down ended with {done.returncode}:\n{done.stdout}")
-            until("the end of virtfold up", seconds, lambda: True if self.pid() is None else None)
         deadline = time.monotonic() + 20
         while (left := self.leftovers()) and time.monotonic() < deadline:
             time.sleep(0.2)

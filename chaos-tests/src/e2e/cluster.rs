@@ -188,12 +188,8 @@ impl Cluster {
     pub fn log_tail(&self) -> String {
         let mut text = tail(&self.log(), 60);
         for number in 1..=self.options.nodes {
-            for folder in [format!("node-{number}"), format!("node{number}")] {
-                let log = self.data.join("nodes").join(&folder).join("agent.log");
-                if log.exists() {
-                    text += &format!("\n--- {folder}/agent.log\n{}", tail(&log, 40));
-                }
-            }
+            let log = self.data.join(format!("nodes/node-{number}/agent.log"));
+            text += &format!("\n--- {}\n{}", log.display(), tail(&log, 40));
         }
         text
     }

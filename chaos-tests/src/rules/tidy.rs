@@ -32,7 +32,7 @@ const RUST_WORDS: &[(&str, &str, &str)] = &[
     ("todo", "!(", "finish it"),
     ("unimplemented", "!(", "finish it"),
     ("dbg", "!(", "left over"),
-    ("#[ig", "nore", "a test that does not run proves nothing; print SKIPPED and the reason instead"),
+    ("#[ig", "nore]", "a test that does not run proves nothing; give a reason, or print SKIPPED and why"),
 ];
 
 /// A file of the repository.
