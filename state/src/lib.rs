@@ -10,9 +10,18 @@
 #![deny(clippy::wildcard_enum_match_arm)]
 
 pub mod agent;
+pub mod condition;
 pub mod domain;
 pub mod ids;
+pub mod journal;
+pub mod node;
+pub mod object;
+pub mod observe;
+pub mod render;
+pub mod slot;
 pub mod time;
+pub mod trace;
+pub mod vm;
 
 pub use ids::*;
 pub use time::{Millis, Timestamp};

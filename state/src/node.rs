@@ -1,0 +1,245 @@
+//! The Node cell: is a node alive, can its agent be asked, is it fenced, may launchers be placed there?
+//!
+//! It owns one thing in the API: it takes the label `kubevirt.io/schedulable` away from a node whose agent cannot be asked.
+//! The agent sets it. What it finds out goes to the Vm cells as a [`NodeFact`].
+
+use crate::{
+    Event, Machine, Millis, NodeName, Timestamp, Uid,
+    object::{Class, CommandId, Kind, ObjectRef, Settled},
+    observe::NodeView,
+    slot::Slot,
+    vm::{Command, NodeFact, Patch},
+};
+use api::names;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+/// How long an agent may be silent before no new launchers are placed on its node.
+const SILENCE: Millis = Millis::secs(60);
+
+/// What can happen to a Node cell.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Input {
+    /// The Node was seen; `live` by a quorum read.
+    Observed {
+        /// The Node.
+        node: NodeView,
+        /// By a quorum read.
+        live: bool,
+    },
+    /// The Node object was deleted. That proves nothing about what runs there.
+    Gone(Uid),
+    /// The session with its agent began (its number) or ended.
+    Session(Option<u64>),
+    /// A command of ours ended.
+    Settled {
+        /// Which.
+        id: CommandId,
+        /// How.
+        result: Settled<NodeView>,
+    },
+    /// A deadline has come.
+    Elapsed,
+}
+
+/// One Node.
+#[derive(Debug, Clone)]
+pub struct Node {
+    name: NodeName,
+    now: Timestamp,
+    node: Slot<NodeView>,
+    session: Option<u64>,
+    silent_since: Option<Timestamp>,
+    /// The view by which the taint was confirmed.
+    confirmed: Option<NodeView>,
+    next_id: u64,
+    armed: Option<Timestamp>,
+}
+
+impl Node {
+    /// A node of which nothing is known yet.
+    pub fn new(name: NodeName) -> Self {
+        Self {
+            name,
+            now: Timestamp::default(),
+            node: Slot::default(),
+            session: None,
+            silent_since: None,
+            confirmed: None,
+            next_id: 0,
+            armed: None,
+        }
+    }
+
+    /// Where its agent listens.
+    pub fn agent_address(&self) -> Option<&str> {
+        self.node.get()?.agent_address.as_deref()
+    }
+
+    /// What the Vm cells need to know.
+    pub fn fact(&self) -> NodeFact {
+        let view = self.node.get();
+        NodeFact {
+            node: self.name.clone(),
+            // A Node object that is gone, or that nobody reports on, is no evidence against an agent that answers.
+            ready: view.and_then(|n| n.ready).unwrap_or(true),
+            session: self.session,
+            silent_since: self.silent_since,
+            fenced: self
+                .confirmed
+                .as_ref()
+                .filter(|c| c.out_of_service && c.ready == Some(false) && view.is_some_and(|v| v.meta.uid == c.meta.uid))
+                .map(|c| c.meta.rv),
+        }
+    }
+
+    fn fold(&mut self, input: &Input) {
+        match input {
+            Input::Observed { node, live } => {
+                self.node.fold(node.clone(), *live);
+                if *live {
+                    self.confirmed = Some(node.clone());
+                }
+                if !node.out_of_service || node.ready != Some(false) {
+                    self.confirmed = None;
+                }
+                if self.session.is_none() {
+                    self.silent_since.get_or_insert(self.now);
+                }
+            }
+            Input::Gone(uid) => {
+                self.node.gone(uid);
+                self.confirmed = None;
+            }
+            Input::Session(s) => {
+                self.session = *s;
+                self.silent_since = if s.is_some() { None } else { Some(self.silent_since.unwrap_or(self.now)) };
+            }
+            Input::Settled { id, result } => {
+                if !self.node.land(*id) {
+                    return;
+                }
+                match result {
+                    Settled::Applied(Some(n)) => {
+                        self.node.succeeded();
+                        self.fold(&Input::Observed { node: n.clone(), live: true });
+                    }
+                    Settled::Gone => {
+                        self.node.gone(&Uid::default());
+                    }
+                    Settled::Applied(None) | Settled::Conflict | Settled::Unknown | Settled::Acked(_) => {
+                        self.node.failed(self.now, None);
+                    }
+                    Settled::Refused(r) => self.node.failed(self.now, Some(r.clone())),
+                    Settled::Busy { after } => self.node.hold(self.now.after(*after)),
+                }
+            }
+            Input::Elapsed => self.armed = None,
+        }
+    }
+
+    fn plan(&mut self) -> Vec<Command> {
+        let before = self.armed.take().filter(|t| *t > self.now);
+        let mut out = vec![];
+        let mut wake = None;
+        if let Some(view) = self.node.get().cloned() {
+            let silent = self.silent_since.map(|t| t.after(SILENCE));
+            let dead = view.ready == Some(false) || silent.is_some_and(|t| self.now >= t);
+            wake = silent.filter(|t| *t > self.now && view.schedulable == Some(true));
+            let target = ObjectRef {
+                kind: Kind::Node,
+                namespace: String::new(),
+                name: self.name.0.clone(),
+                uid: view.meta.uid.clone(),
+            };
+            let suspect = view.out_of_service && view.ready == Some(false);
+            let confirmed = self.confirmed.as_ref().is_some_and(|c| c.meta.rv >= view.meta.rv);
+            if !self.node.is_free(self.now) {
+                wake = self.node.free_at(self.now).or(wake);
+            } else if suspect && self.fact().fenced.is_none() && !confirmed {
+                let id = self.id();
+                out.push(Command::Confirm { id, target });
+            } else if dead && view.schedulable == Some(true) {
+                let body = json!({"metadata": {"uid": view.meta.uid, "labels": {names::LABEL_SCHEDULABLE: "false"}}});
+                let id = self.id();
+                let patch =
+                    Patch { target, status: false, class: Class::Urgent, why: "unschedulable".into(), body };
+                out.push(Command::Patch { id, patch });
+            }
+        }
+        self.armed = wake;
+        if let Some(at) = wake.filter(|_| wake != before) {
+            out.push(Command::Wake { at });
+        }
+        out
+    }
+
+    fn id(&mut self) -> CommandId {
+        self.next_id += 1;
+        let id = CommandId(self.next_id);
+        self.node.depart(id);
+        id
+    }
+}
+
+impl Machine for Node {
+    type Input = Input;
+    type Command = Command;
+
+    fn step(&mut self, event: &Event<Input>) -> Vec<Command> {
+        self.now = self.now.max(event.at);
+        self.fold(&event.input);
+        self.plan()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::{ResourceVersion, observe::Meta};
+
+    fn view(rv: u64, ready: bool, tainted: bool) -> NodeView {
+        NodeView {
+            meta: Meta { uid: "n".into(), rv: ResourceVersion(rv), name: "n1".into(), ..Meta::default() },
+            ready: Some(ready),
+            out_of_service: tainted,
+            schedulable: Some(true),
+            agent_address: None,
+        }
+    }
+
+    fn see(n: &mut Node, at: u64, v: NodeView, live: bool) -> Vec<Command> {
+        n.step(&Event::new(Timestamp(at), Input::Observed { node: v, live }))
+    }
+
+    #[test]
+    fn a_silent_agent_loses_the_label_after_a_minute() {
+        let mut n = Node::new("n1".into());
+        let out = see(&mut n, 0, view(1, true, false), false);
+        assert_eq!(out, [Command::Wake { at: Timestamp(60_000) }]);
+        n.step(&Event::new(Timestamp(10), Input::Session(Some(1))));
+        assert_eq!(n.step(&Event::new(Timestamp(90_000), Input::Elapsed)), []);
+        n.step(&Event::new(Timestamp(100_000), Input::Session(None)));
+        let out = n.step(&Event::new(Timestamp(160_000), Input::Elapsed));
+        assert!(matches!(&out[..], [Command::Patch { patch, .. }] if patch.why == "unschedulable"), "{out:?}");
+    }
+
+    #[test]
+    fn the_taint_fences_only_with_a_live_read_of_a_node_that_is_not_ready() {
+        let mut n = Node::new("n1".into());
+        see(&mut n, 0, view(1, true, true), true);
+        assert_eq!(n.fact().fenced, None, "a node that is ready is not fenced by a taint");
+        let out = see(&mut n, 1, view(2, false, true), false);
+        let id = match &out[..] {
+            [Command::Confirm { id, .. }, ..] => *id,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(n.fact().fenced, None, "a cache is not enough");
+        let result = Settled::Applied(Some(view(2, false, true)));
+        n.step(&Event::new(Timestamp(2), Input::Settled { id, result }));
+        assert_eq!(n.fact().fenced, Some(ResourceVersion(2)));
+        n.step(&Event::new(Timestamp(3), Input::Gone("n".into())));
+        assert_eq!(n.fact().fenced, None, "a deleted Node object proves nothing");
+    }
+}

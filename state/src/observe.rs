@@ -1,0 +1,753 @@
+//! Projections: what the machines keep of an object. They are made at the edge, once; inside nobody sees raw JSON. They are
+//! never written back (a write is a patch), so fields that they do not know are not lost.
+
+use crate::{
+    Millis, NodeName, PodUid, ResourceVersion, Timestamp, Uid, VmUid, VmiUid,
+    condition::Cond,
+    object::{Kind, ObjectRef, Versioned},
+};
+use api::{ObjectMeta, names};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// A projection and the raw form that it is read from.
+pub trait Project: Sized + Versioned {
+    /// Typed reader of the raw object.
+    type Raw: DeserializeOwned;
+    /// Keeps what is needed.
+    fn project(raw: Self::Raw) -> Self;
+}
+
+/// What every projection keeps of the metadata.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Meta {
+    /// Namespace.
+    pub namespace: String,
+    /// Name.
+    pub name: String,
+    /// UID.
+    pub uid: Uid,
+    /// resourceVersion.
+    pub rv: ResourceVersion,
+    /// Since when it is being deleted.
+    pub deleting: Option<Timestamp>,
+    /// When it was made.
+    pub created: Option<Timestamp>,
+    /// Finalizers.
+    pub finalizers: Vec<String>,
+}
+
+impl Meta {
+    fn of(m: &ObjectMeta) -> Self {
+        let time = |t: &Option<String>| t.as_deref().and_then(Timestamp::parse);
+        Self {
+            namespace: m.namespace.clone(),
+            name: m.name.clone(),
+            uid: m.uid.as_str().into(),
+            rv: ResourceVersion::parse(&m.resource_version),
+            // A timestamp that does not parse still means "deleting".
+            deleting: m.deletion_timestamp.as_ref().map(|_| time(&m.deletion_timestamp).unwrap_or_default()),
+            created: time(&m.creation_timestamp),
+            finalizers: m.finalizers.clone(),
+        }
+    }
+
+    /// Whether it has this finalizer.
+    pub fn has_finalizer(&self, f: &str) -> bool {
+        self.finalizers.iter().any(|x| x == f)
+    }
+}
+
+/// Effective run strategy of a VM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Strategy {
+    /// Always running.
+    Always,
+    /// Restarted when it failed.
+    RerunOnFailure,
+    /// As requested.
+    Manual,
+    /// Never running.
+    Halted,
+    /// Run once.
+    Once,
+    /// Target of a migration between clusters; not supported.
+    WaitAsReceiver,
+    /// `running` and `runStrategy` together, or a word that nobody knows.
+    Invalid,
+}
+
+impl Strategy {
+    /// The strategy that a spec means.
+    pub fn of(running: Option<bool>, run_strategy: Option<&str>) -> Self {
+        match (running, run_strategy) {
+            (Some(true), None) => Self::Always,
+            (Some(false) | None, None) => Self::Halted,
+            (None, Some("Always")) => Self::Always,
+            (None, Some("RerunOnFailure")) => Self::RerunOnFailure,
+            (None, Some("Manual")) => Self::Manual,
+            (None, Some("Halted")) => Self::Halted,
+            (None, Some("Once")) => Self::Once,
+            (None, Some("WaitAsReceiver")) => Self::WaitAsReceiver,
+            (None | Some(_), Some(_)) => Self::Invalid,
+        }
+    }
+
+    /// The word in manifests.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Always => "Always",
+            Self::RerunOnFailure => "RerunOnFailure",
+            Self::Manual => "Manual",
+            Self::Halted => "Halted",
+            Self::Once => "Once",
+            Self::WaitAsReceiver => "WaitAsReceiver",
+            Self::Invalid => "Invalid",
+        }
+    }
+
+    /// Whether failed starts are counted and slowed down.
+    pub fn backs_off(self) -> bool {
+        match self {
+            Self::Always | Self::RerunOnFailure | Self::Once => true,
+            Self::Manual | Self::Halted | Self::WaitAsReceiver | Self::Invalid => false,
+        }
+    }
+}
+
+/// One entry of `status.stateChangeRequests`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Request {
+    /// `Start` or `Stop`.
+    pub action: String,
+    /// VMI that a Stop is for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uid: Option<String>,
+    /// Options.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub data: BTreeMap<String, String>,
+}
+
+/// Crash-loop state in a VM's status.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct StartFailure {
+    /// Failures in a row.
+    pub consecutive_fail_count: u64,
+    /// VMI that counted last.
+    #[serde(rename = "lastFailedVMIUID")]
+    pub last_failed_vmi_uid: String,
+    /// No start before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retry_after_timestamp: Option<String>,
+}
+
+/// Status of a VM, as last written.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct VmStatus {
+    /// The VMI exists.
+    pub created: bool,
+    /// The VMI is ready.
+    pub ready: bool,
+    /// The word that people read.
+    pub printable_status: String,
+    /// Last observed strategy.
+    pub run_strategy: Option<String>,
+    /// Conditions.
+    pub conditions: Vec<Cond>,
+    /// Requests.
+    pub state_change_requests: Vec<Request>,
+    /// Crash-loop state.
+    pub start_failure: Option<StartFailure>,
+    /// Generation that the VMI was made from.
+    pub observed_generation: Option<i64>,
+    /// Generation of the VM.
+    pub desired_generation: Option<i64>,
+}
+
+/// A VirtualMachine.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct VmView {
+    /// Metadata.
+    pub meta: Meta,
+    /// Generation of the spec.
+    pub generation: i64,
+    /// Effective strategy.
+    pub strategy: Strategy,
+    /// The spec uses `running`.
+    pub uses_running: bool,
+    /// Claims that the template needs.
+    pub claims: Vec<String>,
+    /// Trace of the write that changed the spec.
+    pub traceparent: Option<String>,
+    /// Status as last written.
+    pub status: VmStatus,
+}
+
+impl VmView {
+    /// UID.
+    pub fn vm_uid(&self) -> VmUid {
+        VmUid(self.meta.uid.0.clone())
+    }
+}
+
+/// Typed reader of a VirtualMachine.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct RawVm {
+    metadata: ObjectMeta,
+    spec: api::VirtualMachineSpec,
+    status: VmStatus,
+}
+
+impl Project for VmView {
+    type Raw = RawVm;
+    fn project(raw: RawVm) -> Self {
+        Self {
+            meta: Meta::of(&raw.metadata),
+            generation: raw.metadata.generation,
+            strategy: Strategy::of(raw.spec.running, raw.spec.run_strategy.as_deref()),
+            uses_running: raw.spec.running.is_some(),
+            claims: claims(&raw.spec.template.spec),
+            traceparent: raw.metadata.annotations.get(names::ANN_TRACEPARENT).cloned(),
+            status: raw.status,
+        }
+    }
+}
+
+/// Phase of a VMI.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Phase {
+    /// Nobody has looked at it yet.
+    #[default]
+    Unset,
+    /// Waits for its pod.
+    Pending,
+    /// The pod exists.
+    Scheduling,
+    /// The node agent may start the domain.
+    Scheduled,
+    /// The domain runs.
+    Running,
+    /// Ended well.
+    Succeeded,
+    /// Ended badly.
+    Failed,
+    /// A word that this version does not know; left alone.
+    Unknown,
+}
+
+impl Phase {
+    /// Reads the word.
+    pub fn parse(word: &str) -> Self {
+        match word {
+            "" => Self::Unset,
+            "Pending" => Self::Pending,
+            "Scheduling" => Self::Scheduling,
+            "Scheduled" => Self::Scheduled,
+            "Running" => Self::Running,
+            "Succeeded" => Self::Succeeded,
+            "Failed" => Self::Failed,
+            _ => Self::Unknown,
+        }
+    }
+
+    /// The word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Unset => "",
+            Self::Pending => "Pending",
+            Self::Scheduling => "Scheduling",
+            Self::Scheduled => "Scheduled",
+            Self::Running => "Running",
+            Self::Succeeded => "Succeeded",
+            Self::Failed => "Failed",
+            Self::Unknown => "Unknown",
+        }
+    }
+
+    /// Succeeded or Failed.
+    pub fn is_final(self) -> bool {
+        match self {
+            Self::Succeeded | Self::Failed => true,
+            Self::Unset | Self::Pending | Self::Scheduling | Self::Scheduled | Self::Running | Self::Unknown => false,
+        }
+    }
+}
+
+/// Status of a VMI, as last written.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct VmiStatus {
+    /// Phase, as written.
+    pub phase: String,
+    /// Reason of a failure.
+    pub reason: Option<String>,
+    /// Node.
+    pub node_name: Option<String>,
+    /// Pods that may run a domain, and where.
+    pub active_pods: BTreeMap<String, String>,
+    /// Conditions.
+    pub conditions: Vec<Cond>,
+    /// Interfaces, as written.
+    pub interfaces: Vec<Value>,
+    /// When each phase began.
+    pub phase_transition_timestamps: Vec<api::PhaseTransition>,
+    /// ControllerRevision.
+    pub virtual_machine_revision_name: Option<String>,
+    /// Guest OS, as written.
+    #[serde(rename = "guestOSInfo")]
+    pub guest_os_info: Value,
+    /// Frozen or empty.
+    pub fs_freeze_status: Option<String>,
+    /// Image of the launcher.
+    pub launcher_container_image_version: Option<String>,
+    /// QoS class of the pod.
+    pub qos_class: Option<String>,
+}
+
+/// A VirtualMachineInstance.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct VmiView {
+    /// Metadata.
+    pub meta: Meta,
+    /// VM that controls it.
+    pub owner: Option<VmUid>,
+    /// Something else controls it.
+    pub foreign: bool,
+    /// Generation of the VM that it was made from.
+    pub vm_generation: Option<i64>,
+    /// Trace.
+    pub traceparent: Option<String>,
+    /// Label that agents select by.
+    pub node_label: Option<String>,
+    /// From power button to kill.
+    pub grace: Millis,
+    /// Claims that it needs.
+    pub claims: Vec<String>,
+    /// Phase.
+    pub phase: Phase,
+    /// Status as last written.
+    pub status: VmiStatus,
+}
+
+impl VmiView {
+    /// UID.
+    pub fn vmi_uid(&self) -> VmiUid {
+        VmiUid(self.meta.uid.0.clone())
+    }
+
+    /// Whether a phase is recorded.
+    pub fn was(&self, phase: Phase) -> bool {
+        self.phase == phase || self.status.phase_transition_timestamps.iter().any(|t| t.phase == phase.name())
+    }
+
+    /// The pod that may run the domain.
+    pub fn active_pod(&self) -> Option<PodUid> {
+        self.status.active_pods.keys().next().map(|k| PodUid(k.clone()))
+    }
+}
+
+/// Typed reader of a VirtualMachineInstance.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct RawVmi {
+    metadata: ObjectMeta,
+    spec: api::VmiSpec,
+    status: VmiStatus,
+}
+
+impl Project for VmiView {
+    type Raw = RawVmi;
+    fn project(raw: RawVmi) -> Self {
+        let controller = raw.metadata.owner_references.iter().find(|o| o.controller);
+        let owner = controller.filter(|o| o.kind == Kind::VirtualMachine.name());
+        Self {
+            meta: Meta::of(&raw.metadata),
+            owner: owner.map(|o| VmUid(o.uid.clone())),
+            foreign: controller.is_some() && owner.is_none(),
+            vm_generation: raw.metadata.annotations.get(names::ANN_VM_GENERATION).and_then(|g| g.parse().ok()),
+            traceparent: raw.metadata.annotations.get(names::ANN_TRACEPARENT).cloned(),
+            node_label: raw.metadata.labels.get(names::LABEL_NODE_NAME).cloned(),
+            grace: Millis::secs(u64::try_from(raw.spec.grace_seconds()).unwrap_or(0)),
+            claims: claims(&raw.spec),
+            phase: Phase::parse(&raw.status.phase),
+            status: raw.status,
+        }
+    }
+}
+
+fn claims(spec: &api::VmiSpec) -> Vec<String> {
+    let name = |v: &api::Volume| match (&v.persistent_volume_claim, &v.data_volume) {
+        (Some(c), _) => Some(c.claim_name.clone()),
+        (None, Some(d)) => Some(d.name.clone()),
+        (None, None) => None,
+    };
+    spec.volumes.iter().filter_map(name).collect()
+}
+
+/// Phase of a pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PodPhase {
+    /// Not all containers run.
+    Pending,
+    /// Containers run.
+    Running,
+    /// Ended, or nobody knows (which proves nothing): told apart by `compute`.
+    Unknown,
+    /// All ended well.
+    Succeeded,
+    /// One ended badly.
+    Failed,
+}
+
+/// State of a container.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ContainerState {
+    /// Not started.
+    Waiting {
+        /// `ErrImagePull`, `ContainerCreating`, ...
+        reason: String,
+        /// For people.
+        message: String,
+    },
+    /// Runs.
+    Running,
+    /// Ended.
+    Terminated {
+        /// Exit code.
+        exit: i32,
+        /// `Completed`, `Error`, `OOMKilled`, ...
+        reason: String,
+        /// Termination message.
+        message: String,
+    },
+}
+
+/// A launcher pod.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PodView {
+    /// Metadata.
+    pub meta: Meta,
+    /// VMI that owns it.
+    pub vmi: VmiUid,
+    /// Where it was bound to.
+    pub node: Option<NodeName>,
+    /// Phase.
+    pub phase: PodPhase,
+    /// The pod's own reason (`Evicted`, `NodeLost`, ...).
+    pub reason: String,
+    /// Container `compute`.
+    pub compute: Option<ContainerState>,
+    /// What other containers wait for, where it is an error of an image: (reason, message).
+    pub image_error: Option<(String, String)>,
+    /// Condition Ready.
+    pub ready: Option<Cond>,
+    /// Condition PodScheduled where it is not True.
+    pub unscheduled: Option<Cond>,
+    /// QoS class.
+    pub qos_class: Option<String>,
+    /// Image of `compute`.
+    pub image: Option<String>,
+}
+
+impl PodView {
+    /// UID.
+    pub fn pod_uid(&self) -> PodUid {
+        PodUid(self.meta.uid.0.clone())
+    }
+
+    /// `compute` runs on a node, so that the agent can start a domain in it.
+    pub fn can_start(&self) -> bool {
+        self.phase == PodPhase::Running
+            && self.node.is_some()
+            && self.meta.deleting.is_none()
+            && matches!(self.compute, Some(ContainerState::Running))
+    }
+
+    /// Proven to have ended: `compute` terminated, or the pod itself ended without ever having had containers.
+    pub fn ended(&self) -> bool {
+        match (&self.compute, self.phase) {
+            (Some(ContainerState::Terminated { .. }), _) => true,
+            (_, PodPhase::Succeeded) => true,
+            // Evicted before it ran, or refused by the node: there is no container that could run a domain.
+            (None | Some(ContainerState::Waiting { .. }), PodPhase::Failed) => true,
+            // Written by somebody other than the node while the node was away.
+            (Some(ContainerState::Running), PodPhase::Failed) => false,
+            (
+                None | Some(ContainerState::Running | ContainerState::Waiting { .. }),
+                PodPhase::Pending | PodPhase::Running | PodPhase::Unknown,
+            ) => false,
+        }
+    }
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct RawPodSpec {
+    node_name: Option<String>,
+    containers: Vec<RawContainer>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct RawContainer {
+    name: String,
+    image: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct RawPodStatus {
+    phase: String,
+    reason: String,
+    qos_class: Option<String>,
+    conditions: Vec<Cond>,
+    container_statuses: Vec<RawContainerStatus>,
+    init_container_statuses: Vec<RawContainerStatus>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct RawContainerStatus {
+    name: String,
+    state: RawContainerState,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct RawContainerState {
+    waiting: Option<RawReason>,
+    running: Option<serde::de::IgnoredAny>,
+    terminated: Option<RawReason>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct RawReason {
+    reason: String,
+    message: String,
+    exit_code: i32,
+}
+
+/// Typed reader of a Pod.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct RawPod {
+    metadata: ObjectMeta,
+    spec: RawPodSpec,
+    status: RawPodStatus,
+}
+
+/// Reasons for which a container waits that mean "the image cannot be had", as they are shown on VM and VMI.
+fn image_reason(reason: &str) -> Option<&'static str> {
+    match reason {
+        "ErrImagePull" | "ErrImageNeverPull" | "InvalidImageName" | "ImageInspectError" | "RegistryUnavailable" => {
+            Some("ErrImagePull")
+        }
+        "ImagePullBackOff" => Some("ImagePullBackOff"),
+        _ => None,
+    }
+}
+
+impl Project for PodView {
+    type Raw = RawPod;
+    fn project(raw: RawPod) -> Self {
+        let st = raw.status;
+        let state = |s: &RawContainerState| match (&s.terminated, &s.running, &s.waiting) {
+            (Some(t), _, _) => Some(ContainerState::Terminated {
+                exit: t.exit_code,
+                reason: t.reason.clone(),
+                message: t.message.clone(),
+            }),
+            (None, Some(_), _) => Some(ContainerState::Running),
+            (None, None, Some(w)) => {
+                Some(ContainerState::Waiting { reason: w.reason.clone(), message: w.message.clone() })
+            }
+            (None, None, None) => None,
+        };
+        let waiting = st.init_container_statuses.iter().chain(&st.container_statuses).filter_map(|c| c.state.waiting.as_ref());
+        let owner = raw.metadata.owner_references.iter().find(|o| o.controller);
+        Self {
+            meta: Meta::of(&raw.metadata),
+            vmi: owner
+                .filter(|o| o.kind == Kind::VirtualMachineInstance.name())
+                .map(|o| VmiUid(o.uid.clone()))
+                .unwrap_or_default(),
+            node: raw.spec.node_name.filter(|n| !n.is_empty()).map(NodeName),
+            phase: match st.phase.as_str() {
+                "" | "Pending" => PodPhase::Pending,
+                "Running" => PodPhase::Running,
+                "Succeeded" => PodPhase::Succeeded,
+                "Failed" => PodPhase::Failed,
+                _ => PodPhase::Unknown,
+            },
+            reason: st.reason,
+            compute: st.container_statuses.iter().find(|c| c.name == "compute").and_then(|c| state(&c.state)),
+            image_error: waiting
+                .filter_map(|w| image_reason(&w.reason).map(|r| (r.to_owned(), w.message.clone())))
+                .next(),
+            ready: crate::condition::find(&st.conditions, "Ready").cloned(),
+            unscheduled: crate::condition::find(&st.conditions, "PodScheduled").filter(|c| !c.is_true()).cloned(),
+            qos_class: st.qos_class,
+            image: raw.spec.containers.into_iter().find(|c| c.name == "compute").and_then(|c| c.image),
+        }
+    }
+}
+
+/// A PersistentVolumeClaim.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ClaimView {
+    /// Metadata.
+    pub meta: Meta,
+    /// It has its volume.
+    pub bound: bool,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct RawClaimStatus {
+    phase: String,
+}
+
+/// Typed reader of a PersistentVolumeClaim.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct RawClaim {
+    metadata: ObjectMeta,
+    status: RawClaimStatus,
+}
+
+impl Project for ClaimView {
+    type Raw = RawClaim;
+    fn project(raw: RawClaim) -> Self {
+        Self { meta: Meta::of(&raw.metadata), bound: raw.status.phase == "Bound" }
+    }
+}
+
+/// A Node.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct NodeView {
+    /// Metadata.
+    pub meta: Meta,
+    /// Condition Ready: `Some(true)`, `Some(false)` (also Unknown), or missing.
+    pub ready: Option<bool>,
+    /// Has the out-of-service taint.
+    pub out_of_service: bool,
+    /// Label `kubevirt.io/schedulable`.
+    pub schedulable: Option<bool>,
+    /// Where its agent listens.
+    pub agent_address: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct RawNodeSpec {
+    taints: Vec<RawTaint>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct RawTaint {
+    key: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct RawNodeStatus {
+    conditions: Vec<Cond>,
+}
+
+/// Typed reader of a Node.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct RawNode {
+    metadata: ObjectMeta,
+    spec: RawNodeSpec,
+    status: RawNodeStatus,
+}
+
+impl Project for NodeView {
+    type Raw = RawNode;
+    fn project(raw: RawNode) -> Self {
+        Self {
+            meta: Meta::of(&raw.metadata),
+            ready: crate::condition::find(&raw.status.conditions, "Ready").map(Cond::is_true),
+            out_of_service: raw.spec.taints.iter().any(|t| t.key == names::TAINT_OUT_OF_SERVICE),
+            schedulable: raw.metadata.labels.get(names::LABEL_SCHEDULABLE).map(|v| v == "true"),
+            agent_address: raw.metadata.annotations.get(names::ANN_AGENT_ADDRESS).filter(|a| !a.is_empty()).cloned(),
+        }
+    }
+}
+
+macro_rules! versioned {
+    ($($t:ty),*) => { $(
+        impl Versioned for $t {
+            fn uid(&self) -> Uid { self.meta.uid.clone() }
+            fn rv(&self) -> ResourceVersion { self.meta.rv }
+        }
+    )* };
+}
+versioned!(VmView, VmiView, PodView, ClaimView, NodeView);
+
+/// Any projection that a Vm cell is told of.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Object {
+    /// The VM.
+    Vm(Box<VmView>),
+    /// The VMI.
+    Vmi(Box<VmiView>),
+    /// A launcher pod.
+    Pod(Box<PodView>),
+    /// A claim.
+    Claim(Box<ClaimView>),
+    /// A ControllerRevision; that it exists is all.
+    Revision(ObjectRef),
+}
+
+impl Object {
+    /// What it is.
+    pub fn reference(&self) -> ObjectRef {
+        let of = |kind, m: &Meta| ObjectRef { kind, namespace: m.namespace.clone(), name: m.name.clone(), uid: m.uid.clone() };
+        match self {
+            Self::Vm(o) => of(Kind::VirtualMachine, &o.meta),
+            Self::Vmi(o) => of(Kind::VirtualMachineInstance, &o.meta),
+            Self::Pod(o) => of(Kind::Pod, &o.meta),
+            Self::Claim(o) => of(Kind::PersistentVolumeClaim, &o.meta),
+            Self::Revision(r) => r.clone(),
+        }
+    }
+
+    /// Its resourceVersion.
+    pub fn rv(&self) -> ResourceVersion {
+        match self {
+            Self::Vm(o) => o.meta.rv,
+            Self::Vmi(o) => o.meta.rv,
+            Self::Pod(o) => o.meta.rv,
+            Self::Claim(o) => o.meta.rv,
+            Self::Revision(_) => ResourceVersion(0),
+        }
+    }
+}
+
+/// Reads the projection of an object that a server sent, by kind. `None` where it does not parse, or the machines keep
+/// nothing of that kind.
+pub fn object(kind: Kind, raw: &Value) -> Option<Object> {
+    fn read<P: Project>(raw: &Value) -> Option<P> {
+        P::Raw::deserialize(raw).ok().map(P::project)
+    }
+    match kind {
+        Kind::VirtualMachine => read(raw).map(|o| Object::Vm(Box::new(o))),
+        Kind::VirtualMachineInstance => read(raw).map(|o| Object::Vmi(Box::new(o))),
+        Kind::Pod => read(raw).map(|o| Object::Pod(Box::new(o))),
+        Kind::PersistentVolumeClaim => read(raw).map(|o| Object::Claim(Box::new(o))),
+        Kind::ControllerRevision => {
+            let m = ObjectMeta::deserialize(raw.get("metadata")?).ok()?;
+            Some(Object::Revision(ObjectRef { kind, namespace: m.namespace, name: m.name, uid: m.uid.into() }))
+        }
+        Kind::Node => None,
+    }
+}

@@ -1,0 +1,369 @@
+//! The launcher pod of a VMI.
+
+use super::{Error, owner};
+use api::{VirtualMachineInstance, Volume, names, names::paths, quantity_milli};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use sha1::{Digest, Sha1};
+
+/// Seconds that the pod's grace exceeds the guest's: time for the launcher to report and to end.
+const POD_GRACE_EXTRA: i64 = 30;
+/// Seconds that the launcher's own grace exceeds the guest's, where it was told to stop by its pod and not by an agent.
+const LAUNCHER_GRACE_EXTRA: i64 = 15;
+/// vCPUs that share one CPU where the VMI asks for none.
+const CPU_ALLOCATION_RATIO: u64 = 10;
+/// Added to the delays of probes, for the time that the guest takes to boot.
+const PROBE_DELAY: i64 = 10;
+
+const MIB: u64 = 1 << 20;
+
+/// Memory beside the guest's own that one launcher needs, in bytes. Where it comes from:
+/// page tables of the guest's memory (1/512), the launcher process (16 MiB: 10 measured and reserve), QEMU without
+/// its guest (64 MiB: about 45 measured with q35 and a few virtio devices), 8 MiB a vCPU (stacks, translation
+/// buffers), 8 MiB for I/O threads, and 16 MiB of video memory where there is a display.
+pub fn memory_overhead(guest: u64, vcpus: u32, graphics: bool) -> u64 {
+    guest / 512 + (16 + 64 + 8 + 8 * u64::from(vcpus) + if graphics { 16 } else { 0 }) * MIB
+}
+
+pub(super) fn render(raw: &Value, pod_name: &str, image: &str) -> Result<Value, Error> {
+    let vmi = VirtualMachineInstance::deserialize(raw)
+        .map_err(|_| Error::WrongSource { expected: "a readable VirtualMachineInstance".into() })?;
+    let (name, uid, spec) = (&vmi.metadata.name, &vmi.metadata.uid, &vmi.spec);
+    let grace = spec.grace_seconds();
+    let guest = spec.guest_memory().ok_or_else(|| Error::Unusable {
+        field: "spec.domain.memory.guest".into(),
+        problem: "there is no size of the guest's memory".into(),
+    })?;
+    let graphics = spec.domain.devices.autoattach_graphics_device.unwrap_or(true);
+    let overhead = memory_overhead(guest, spec.vcpus(), graphics);
+    let hostname = spec.hostname.clone().unwrap_or_else(|| first_label(name));
+    let (volumes, mounts, pull_secrets) = volumes(&vmi)?;
+
+    let mut compute = json!({
+        "name": "compute",
+        "image": image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["/usr/bin/virtfold", "launcher"],
+        "args": [
+            "--name", name,
+            "--namespace", vmi.metadata.namespace,
+            "--vmi-uid", uid,
+            "--share-dir", paths::SHARE,
+            "--grace-period-seconds", (grace + LAUNCHER_GRACE_EXTRA).to_string(),
+        ],
+        "env": [{"name": "POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}],
+        "resources": resources(&vmi, guest, overhead),
+        "securityContext": {
+            "runAsNonRoot": true,
+            "runAsUser": names::LAUNCHER_UID,
+            "runAsGroup": names::LAUNCHER_UID,
+            "allowPrivilegeEscalation": false,
+            "capabilities": {"drop": ["ALL"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": mounts,
+    });
+    for (field, probe) in [("readinessProbe", &spec.readiness_probe), ("livenessProbe", &spec.liveness_probe)] {
+        if let Some(p) = probe.as_ref().and_then(network_probe) {
+            compute[field] = p;
+        }
+    }
+
+    let mut pod_spec = json!({
+        "restartPolicy": "Never",
+        "enableServiceLinks": false,
+        "automountServiceAccountToken": false,
+        "terminationGracePeriodSeconds": grace + POD_GRACE_EXTRA,
+        "hostname": hostname,
+        "nodeSelector": node_selector(&vmi),
+        "readinessGates": [{"conditionType": names::GATE_UNPAUSED}],
+        "securityContext": {
+            "runAsNonRoot": true,
+            "runAsUser": names::LAUNCHER_UID,
+            "runAsGroup": names::LAUNCHER_UID,
+            "fsGroup": names::LAUNCHER_UID,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [compute],
+        "volumes": volumes,
+    });
+    if !pull_secrets.is_empty() {
+        pod_spec["imagePullSecrets"] = json!(pull_secrets);
+    }
+    let passed_on = [
+        "subdomain", "affinity", "tolerations", "topologySpreadConstraints", "priorityClassName", "schedulerName",
+        "dnsPolicy", "dnsConfig",
+    ];
+    for field in passed_on {
+        if let Some(v) = raw.pointer("/spec").and_then(|s| s.get(field)).filter(|v| !v.is_null()) {
+            pod_spec[field] = v.clone();
+        }
+    }
+    Ok(json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": pod_name,
+            "namespace": vmi.metadata.namespace,
+            "labels": labels(&vmi, &hostname),
+            "annotations": annotations(&vmi, overhead),
+            "ownerReferences": [owner("kubevirt.io/v1", "VirtualMachineInstance", name, uid)],
+        },
+        "spec": pod_spec,
+    }))
+}
+
+fn first_label(name: &str) -> String {
+    let label = name.split('.').next().unwrap_or_default();
+    label.chars().take(63).collect::<String>().trim_end_matches('-').to_owned()
+}
+
+fn labels(vmi: &VirtualMachineInstance, hostname: &str) -> Value {
+    let mut l = vmi.metadata.labels.clone();
+    // Says where the VMI runs, and is the VMI's; a pod that is being made runs nowhere.
+    l.remove(names::LABEL_NODE_NAME);
+    let ours = [
+        (names::LABEL_APP, names::APP_LAUNCHER.to_owned()),
+        (names::LABEL_CREATED_BY, vmi.metadata.uid.clone()),
+        (names::LABEL_VM_NAME, hostname.to_owned()),
+        (names::LABEL_VMI_ID, label_value(&vmi.metadata.name)),
+    ];
+    for (k, v) in ours {
+        l.insert(k.to_owned(), v);
+    }
+    json!(l)
+}
+
+/// A name as a label's value: what is too long is cut and made unique by a hash.
+fn label_value(name: &str) -> String {
+    if name.len() <= 63 {
+        return name.to_owned();
+    }
+    let hash: String = Sha1::digest(name.as_bytes()).iter().take(4).map(|b| format!("{b:02x}")).collect();
+    let short: String = name.chars().take(54).collect();
+    format!("{short}-{hash}")
+}
+
+fn annotations(vmi: &VirtualMachineInstance, overhead: u64) -> Value {
+    let mut a = vmi.metadata.annotations.clone();
+    // The VMI as somebody applied it (with its user data) is nothing for a pod to carry.
+    a.retain(|k, _| {
+        !k.starts_with("kubectl.kubernetes.io/")
+            && k != "kubevirt.io/latest-observed-api-version"
+            && k != "kubevirt.io/storage-observed-api-version"
+    });
+    a.insert(names::ANN_DOMAIN.into(), vmi.metadata.name.clone());
+    a.insert("kubectl.kubernetes.io/default-container".into(), "compute".into());
+    a.insert(names::ANN_MEMORY_OVERHEAD.into(), overhead.to_string());
+    json!(a)
+}
+
+fn node_selector(vmi: &VirtualMachineInstance) -> Value {
+    let mut s = vmi.spec.node_selector.clone();
+    s.insert(names::LABEL_SCHEDULABLE.into(), "true".into());
+    if let Some(a) = vmi.spec.architecture.as_ref().filter(|a| !a.is_empty()) {
+        s.insert("kubernetes.io/arch".into(), a.clone());
+    }
+    json!(s)
+}
+
+fn resources(vmi: &VirtualMachineInstance, guest: u64, overhead: u64) -> Value {
+    let r = &vmi.spec.domain.resources;
+    let (mut requests, mut limits): (Map<String, Value>, Map<String, Value>) =
+        (r.requests.clone().into_iter().collect(), r.limits.clone().into_iter().collect());
+    let extra = if r.overcommit_guest_overhead { 0 } else { overhead };
+    let plus = |v: Option<&Value>, floor: u64| {
+        let asked = v.and_then(api::quantity_bytes).unwrap_or(floor);
+        json!(asked.saturating_add(extra).to_string())
+    };
+    let memory = plus(requests.get("memory"), guest);
+    requests.insert("memory".into(), memory);
+    if limits.contains_key("memory") {
+        let memory = plus(limits.get("memory"), guest.saturating_add(overhead));
+        limits.insert("memory".into(), memory);
+    }
+    if !requests.contains_key("cpu") {
+        let asked = limits.get("cpu").and_then(quantity_milli).and_then(|m| u64::try_from(m).ok());
+        let milli = asked.unwrap_or(u64::from(vmi.spec.vcpus()) * 1000 / CPU_ALLOCATION_RATIO);
+        requests.insert("cpu".into(), json!(format!("{milli}m")));
+    }
+    if vmi.spec.domain.cpu.dedicated_cpu_placement {
+        let cpus = json!(vmi.spec.vcpus().to_string());
+        requests.insert("cpu".into(), cpus.clone());
+        limits.insert("cpu".into(), cpus);
+        let memory = requests.get("memory").cloned().unwrap_or_default();
+        limits.insert("memory".into(), memory);
+    }
+    requests.entry("ephemeral-storage").or_insert_with(|| json!("50M"));
+    json!({"requests": requests, "limits": limits})
+}
+
+/// Probes that the kubelet carries out over the network. What asks the guest agent or runs a command inside is not the
+/// pod's to answer.
+fn network_probe(probe: &Value) -> Option<Value> {
+    let mut p = probe.as_object()?.clone();
+    if !["httpGet", "tcpSocket", "grpc"].iter().any(|k| p.get(*k).is_some_and(|v| !v.is_null())) {
+        return None;
+    }
+    p.remove("guestAgentPing");
+    p.remove("exec");
+    let delay = p.get("initialDelaySeconds").and_then(Value::as_i64).unwrap_or(0);
+    p.insert("initialDelaySeconds".into(), json!(delay.saturating_add(PROBE_DELAY)));
+    Some(Value::Object(p))
+}
+
+type Rendered = (Vec<Value>, Vec<Value>, Vec<Value>);
+
+fn volumes(vmi: &VirtualMachineInstance) -> Result<Rendered, Error> {
+    let (mut volumes, mut mounts) = (vec![], vec![]);
+    let mut secrets: Vec<Value> = vec![];
+    let mut add = |volume: Value, path: String, read_only: bool| {
+        let mut mount = json!({"name": volume["name"], "mountPath": path});
+        if read_only {
+            mount["readOnly"] = json!(true);
+        }
+        volumes.push(volume);
+        mounts.push(mount);
+    };
+    add(json!({"name": "ephemeral-disks", "emptyDir": {}}), paths::EPHEMERAL.into(), false);
+    for (i, v) in vmi.spec.volumes.iter().enumerate() {
+        let claim = match (&v.persistent_volume_claim, &v.data_volume) {
+            (Some(c), _) => Some((c.claim_name.clone(), c.read_only)),
+            (None, Some(d)) => Some((d.name.clone(), false)),
+            (None, None) => None,
+        };
+        if let Some((claim, read_only)) = claim {
+            let mut source = json!({"claimName": claim});
+            if read_only {
+                source["readOnly"] = json!(true);
+            }
+            let volume = json!({"name": v.name, "persistentVolumeClaim": source});
+            add(volume, format!("{}/{}", paths::PVC, v.name), read_only);
+        } else if let Some(c) = &v.container_disk {
+            let policy = c.image_pull_policy.clone().unwrap_or_else(|| pull_policy(&c.image).into());
+            let volume = json!({"name": v.name, "image": {"reference": c.image, "pullPolicy": policy}});
+            add(volume, format!("{}/disk_{i}", paths::IMAGES), true);
+            if let Some(s) = c.image_pull_secret.as_ref().filter(|s| !s.is_empty()) {
+                let reference = json!({"name": s});
+                if !secrets.contains(&reference) {
+                    secrets.push(reference);
+                }
+            }
+        } else if let Some(ci) = v.cloud_init_no_cloud.as_ref().or(v.cloud_init_config_drive.as_ref()) {
+            for (reference, suffix) in [(&ci.secret_ref, "udata"), (&ci.network_data_secret_ref, "ndata")] {
+                if let Some(s) = reference {
+                    let name = format!("{}-{suffix}", v.name);
+                    let path = format!("{}/{name}", paths::SECRETS);
+                    add(json!({"name": name, "secret": {"secretName": s.name}}), path, true);
+                }
+            }
+        } else if let Some(s) = &v.secret {
+            let name = s.get("secretName").cloned().unwrap_or_default();
+            let path = format!("{}/{}", paths::SECRETS, v.name);
+            add(json!({"name": v.name, "secret": {"secretName": name}}), path, true);
+        } else if v.empty_disk.is_none() {
+            return Err(unsupported(v, i));
+        }
+    }
+    Ok((volumes, mounts, secrets))
+}
+
+fn unsupported(v: &Volume, index: usize) -> Error {
+    Error::Unusable {
+        field: format!("spec.volumes[{index}]"),
+        problem: format!("the kind of volume of `{}` is not supported", v.name),
+    }
+}
+
+/// `:latest` and no tag at all are pulled each time, everything else once.
+fn pull_policy(image: &str) -> &'static str {
+    if image.contains('@') {
+        return "IfNotPresent";
+    }
+    let last = image.rsplit('/').next().unwrap_or_default();
+    match last.rsplit_once(':') {
+        None | Some((_, "latest")) => "Always",
+        Some(_) => "IfNotPresent",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn vmi() -> Value {
+        json!({
+            "metadata": {"name": "web", "namespace": "ns", "uid": "u1",
+                "labels": {"a": "b", "kubevirt.io/nodeName": "x"},
+                "annotations": {"kubectl.kubernetes.io/last-applied-configuration": "secret", "k": "v"}},
+            "spec": {
+                "terminationGracePeriodSeconds": 7,
+                "nodeSelector": {"disk": "ssd"},
+                "tolerations": [{"key": "t"}],
+                "domain": {"cpu": {"cores": 2}, "memory": {"guest": "256Mi"}},
+                "volumes": [
+                    {"name": "root", "containerDisk": {"image": "reg/a:latest", "imagePullSecret": "creds"}},
+                    {"name": "data", "persistentVolumeClaim": {"claimName": "c1"}},
+                    {"name": "scratch", "emptyDisk": {"capacity": "1Gi"}},
+                    {"name": "ci", "cloudInitNoCloud": {"secretRef": {"name": "s1"}, "networkDataSecretRef": {"name": "s2"}}},
+                ],
+            },
+        })
+    }
+
+    #[test]
+    fn the_pod_carries_what_the_launcher_needs() {
+        let p = render(&vmi(), "virt-launcher-web-1", "img").unwrap();
+        let c = &p["spec"]["containers"][0];
+        assert_eq!(c["command"], json!(["/usr/bin/virtfold", "launcher"]));
+        assert_eq!(
+            c["args"],
+            json!(["--name", "web", "--namespace", "ns", "--vmi-uid", "u1", "--share-dir", "/run/virtfold", "--grace-period-seconds", "22"])
+        );
+        assert_eq!(p["spec"]["terminationGracePeriodSeconds"], 37);
+        assert_eq!(p["spec"]["nodeSelector"], json!({"disk": "ssd", "kubevirt.io/schedulable": "true"}));
+        assert_eq!(p["spec"]["tolerations"], json!([{"key": "t"}]));
+        assert_eq!(p["metadata"]["labels"]["kubevirt.io/created-by"], "u1");
+        assert_eq!(p["metadata"]["labels"].get("kubevirt.io/nodeName"), None);
+        assert_eq!(p["metadata"]["annotations"].get("kubectl.kubernetes.io/last-applied-configuration"), None);
+        assert_eq!(p["metadata"]["annotations"]["kubevirt.io/domain"], "web");
+        assert_eq!(p["spec"]["imagePullSecrets"], json!([{"name": "creds"}]));
+        assert_eq!(
+            c["volumeMounts"],
+            json!([
+                {"name": "ephemeral-disks", "mountPath": "/var/run/kubevirt-ephemeral-disks"},
+                {"name": "root", "mountPath": "/var/run/kubevirt-image-volume/disk_0", "readOnly": true},
+                {"name": "data", "mountPath": "/var/run/kubevirt-private/vmi-disks/data"},
+                {"name": "ci-udata", "mountPath": "/var/run/kubevirt-private/secret/ci-udata", "readOnly": true},
+                {"name": "ci-ndata", "mountPath": "/var/run/kubevirt-private/secret/ci-ndata", "readOnly": true},
+            ])
+        );
+        assert_eq!(p["spec"]["volumes"][1], json!({"name": "root", "image": {"reference": "reg/a:latest", "pullPolicy": "Always"}}));
+        let overhead = memory_overhead(256 * MIB, 2, true);
+        assert_eq!(c["resources"]["requests"]["memory"], (256 * MIB + overhead).to_string());
+        assert_eq!(c["resources"]["requests"]["cpu"], "200m");
+        assert_eq!(p["metadata"]["annotations"]["kubevirt.io/memory-overhead-bytes"], overhead.to_string());
+    }
+
+    #[test]
+    fn what_cannot_be_rendered_says_which_field() {
+        let mut v = vmi();
+        v["spec"]["volumes"][2] = json!({"name": "odd", "sysprep": {}});
+        assert!(render(&v, "p", "i").unwrap_err().to_string().contains("spec.volumes[2]"));
+        let mut v = vmi();
+        v["spec"]["domain"]["memory"] = json!({});
+        assert!(render(&v, "p", "i").unwrap_err().to_string().contains("memory"));
+    }
+
+    #[test]
+    fn names_and_policies() {
+        let long = "a".repeat(70);
+        assert_eq!(label_value(&long).len(), 63);
+        assert_eq!(first_label("web.example"), "web");
+        for (image, policy) in [("a", "Always"), ("h:5000/a", "Always"), ("h:5000/a:1", "IfNotPresent"), ("a@sha256:0", "IfNotPresent")] {
+            assert_eq!(pull_policy(image), policy, "{image}");
+        }
+    }
+}

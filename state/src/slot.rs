@@ -1,0 +1,289 @@
+//! What a cell knows of one object, and whether something of ours is on its way to it.
+
+use crate::{
+    Millis, ResourceVersion, Timestamp, Uid,
+    object::{CommandId, Refusal, Versioned},
+};
+use serde_json::Value;
+
+/// UIDs that are remembered as gone. A name is reused a few times within the life of a cell's memory, not more.
+const TOMBSTONES: usize = 16;
+/// First pause after a write that failed; it doubles.
+const BACKOFF_FIRST: Millis = Millis(500);
+/// Longest pause after a write that failed.
+const BACKOFF_LAST: Millis = Millis::secs(30);
+/// Pause before a write is repeated that was applied and changed nothing (a field that the server drops).
+const USELESS_PAUSE: Millis = Millis::secs(30);
+
+/// One object of a cell.
+#[derive(Debug, Clone)]
+pub struct Slot<T> {
+    seen: Option<T>,
+    tombs: Vec<Uid>,
+    absent: bool,
+    had: bool,
+    flight: Option<CommandId>,
+    doubt: bool,
+    fails: u32,
+    not_before: Timestamp,
+    error: Option<Refusal>,
+    last_body: Option<Value>,
+}
+
+impl<T> Default for Slot<T> {
+    fn default() -> Self {
+        Self {
+            seen: None,
+            tombs: vec![],
+            absent: false,
+            had: false,
+            flight: None,
+            doubt: false,
+            fails: 0,
+            not_before: Timestamp::default(),
+            error: None,
+            last_body: None,
+        }
+    }
+}
+
+/// Whether the object that was seen took the place of another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Folded {
+    /// Nothing new.
+    Ignored,
+    /// A newer version, or the first sight.
+    Updated,
+    /// Another UID under the same name: the older one is gone.
+    Replaced,
+}
+
+impl<T: Versioned> Slot<T> {
+    /// The object as last seen.
+    pub fn get(&self) -> Option<&T> {
+        self.seen.as_ref()
+    }
+
+    /// Known not to exist: its deletion was seen, or a live read found nothing. (Not having seen it is not enough.)
+    pub fn is_absent(&self) -> bool {
+        self.seen.is_none() && self.absent
+    }
+
+    /// It was seen since the last [`Slot::reset`].
+    pub fn had_one(&self) -> bool {
+        self.had
+    }
+
+    /// A UID that is known to be gone for ever.
+    pub fn is_tombstoned(&self, uid: &Uid) -> bool {
+        self.tombs.contains(uid)
+    }
+
+    /// Folds a sight. `live` means that the answer was newer than anything that we had asked before (own write, live read).
+    pub fn fold(&mut self, object: T, live: bool) -> Folded {
+        let uid = object.uid();
+        if self.tombs.contains(&uid) {
+            return Folded::Ignored;
+        }
+        if live {
+            self.doubt = false;
+        }
+        let folded = match &self.seen {
+            None => Folded::Updated,
+            Some(old) if old.uid() == uid => {
+                if object.rv() <= old.rv() {
+                    return Folded::Ignored;
+                }
+                Folded::Updated
+            }
+            // Within one resource, the higher version is the newer object.
+            Some(old) if live || object.rv() > old.rv() => {
+                let dead = old.uid();
+                self.bury(dead);
+                Folded::Replaced
+            }
+            Some(_) => return Folded::Ignored,
+        };
+        self.seen = Some(object);
+        self.absent = false;
+        self.had = true;
+        folded
+    }
+
+    /// The UID is gone. An empty UID means: nothing has that name. Tells whether the object that we knew went.
+    pub fn gone(&mut self, uid: &Uid) -> bool {
+        if !uid.is_empty() {
+            self.bury(uid.clone());
+        }
+        let ours = self.seen.as_ref().is_none_or(|o| uid.is_empty() || o.uid() == *uid);
+        if !ours {
+            return false;
+        }
+        let had = self.seen.take();
+        self.absent = true;
+        self.doubt = false;
+        if let Some(o) = &had {
+            let dead = o.uid();
+            self.bury(dead);
+        }
+        had.is_some()
+    }
+
+    fn bury(&mut self, uid: Uid) {
+        if !self.tombs.contains(&uid) {
+            self.tombs.push(uid);
+            if self.tombs.len() > TOMBSTONES {
+                self.tombs.remove(0);
+            }
+        }
+    }
+
+    /// Forgets all but the tombstones: the next object of this slot is another one.
+    pub fn reset(&mut self) {
+        let tombs = std::mem::take(&mut self.tombs);
+        *self = Self { tombs, ..Self::default() };
+    }
+
+    /// Somebody says that it may have changed or vanished: ask before the next write.
+    pub fn doubt(&mut self) {
+        self.doubt = true;
+        self.last_body = None;
+    }
+
+    /// The next command has to be a live read.
+    pub fn is_doubted(&self) -> bool {
+        self.doubt
+    }
+
+    /// A command of ours is on its way.
+    pub fn in_flight(&self) -> bool {
+        self.flight.is_some()
+    }
+
+    /// A command may be sent now.
+    pub fn is_free(&self, now: Timestamp) -> bool {
+        self.flight.is_none() && now >= self.not_before
+    }
+
+    /// When a command may be sent, where that is later than now and nothing is in flight.
+    pub fn free_at(&self, now: Timestamp) -> Option<Timestamp> {
+        (self.flight.is_none() && self.not_before > now).then_some(self.not_before)
+    }
+
+    /// Takes off.
+    pub fn depart(&mut self, id: CommandId) {
+        self.flight = Some(id);
+    }
+
+    /// Remembers what is written. The same body twice in a row has no effect: the second is delayed.
+    pub fn writes(&mut self, body: &Value, now: Timestamp) -> bool {
+        if self.last_body.as_ref() == Some(body) {
+            self.last_body = None;
+            self.not_before = now.after(USELESS_PAUSE);
+            return false;
+        }
+        self.last_body = Some(body.clone());
+        true
+    }
+
+    /// Lands. False where it was not the command in flight.
+    pub fn land(&mut self, id: CommandId) -> bool {
+        let ours = self.flight == Some(id);
+        if ours {
+            self.flight = None;
+        }
+        ours
+    }
+
+    /// The command worked.
+    pub fn succeeded(&mut self) {
+        self.fails = 0;
+        self.not_before = Timestamp::default();
+        self.error = None;
+    }
+
+    /// The command did not work; wait before the next.
+    pub fn failed(&mut self, now: Timestamp, error: Option<Refusal>) {
+        let pause = BACKOFF_FIRST.0.saturating_mul(1 << self.fails.min(16)).min(BACKOFF_LAST.0);
+        self.fails = self.fails.saturating_add(1);
+        self.not_before = now.after(Millis(pause));
+        self.last_body = None;
+        if error.is_some() {
+            self.error = error;
+        }
+    }
+
+    /// Wait at least until.
+    pub fn hold(&mut self, until: Timestamp) {
+        self.last_body = None;
+        self.not_before = self.not_before.max(until);
+    }
+
+    /// Writes are being refused, and why.
+    pub fn error(&self) -> Option<&Refusal> {
+        self.error.as_ref()
+    }
+
+    /// UID as last seen; empty where there is none.
+    pub fn uid(&self) -> Uid {
+        self.seen.as_ref().map(Versioned::uid).unwrap_or_default()
+    }
+
+    /// resourceVersion as last seen.
+    pub fn rv(&self) -> ResourceVersion {
+        self.seen.as_ref().map(Versioned::rv).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[derive(Debug, Clone, PartialEq)]
+    struct Thing(&'static str, u64);
+    impl Versioned for Thing {
+        fn uid(&self) -> Uid {
+            self.0.into()
+        }
+        fn rv(&self) -> ResourceVersion {
+            ResourceVersion(self.1)
+        }
+    }
+
+    #[test]
+    fn older_versions_dead_uids_and_foreign_deletions_are_ignored() {
+        let mut s = Slot::default();
+        assert!(!s.is_absent(), "not having seen it proves nothing");
+        assert_eq!(s.fold(Thing("a", 5), false), Folded::Updated);
+        assert_eq!(s.fold(Thing("a", 5), false), Folded::Ignored);
+        assert_eq!(s.fold(Thing("a", 4), true), Folded::Ignored);
+        assert_eq!(s.fold(Thing("b", 3), false), Folded::Ignored, "an older object of the same name");
+        assert_eq!(s.fold(Thing("b", 9), false), Folded::Replaced);
+        assert_eq!(s.fold(Thing("a", 99), true), Folded::Ignored, "buried");
+        assert!(!s.gone(&"c".into()));
+        assert!(s.get().is_some());
+        assert!(s.gone(&"b".into()));
+        assert!(s.is_absent());
+        assert_eq!(s.fold(Thing("b", 100), false), Folded::Ignored);
+    }
+
+    #[test]
+    fn failures_back_off_and_a_useless_write_is_not_repeated_at_once() {
+        let mut s = Slot::<Thing>::default();
+        let mut now = Timestamp(1000);
+        let mut pauses = vec![];
+        for _ in 0..8 {
+            s.failed(now, None);
+            let next = s.free_at(now).unwrap();
+            pauses.push(next.since(now).0);
+            now = next;
+        }
+        assert_eq!(pauses, [500, 1000, 2000, 4000, 8000, 16000, 30000, 30000]);
+        s.succeeded();
+        assert!(s.is_free(now));
+        assert!(s.writes(&serde_json::json!({"a": 1}), now));
+        assert!(!s.writes(&serde_json::json!({"a": 1}), now));
+        assert!(!s.is_free(now));
+    }
+}

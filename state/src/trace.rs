@@ -1,0 +1,167 @@
+//! Steps of a start or a stop as data: where they begin and end. The driver makes spans of them.
+//!
+//! The trace's id comes with the VM's spec (annotation `virtfold.io/traceparent`); a span's id is derived from (trace,
+//! cell, operation, step), so a step that is repeated after a crash is the same span again.
+
+use crate::Timestamp;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Steps of an operation, in order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Step {
+    /// The VMI is created.
+    Create,
+    /// The pod is created and has a node.
+    Place,
+    /// The pod's volumes and containers are up.
+    Prepare,
+    /// The VMI says which pod may run the domain.
+    Authorise,
+    /// The domain's vCPUs run.
+    Boot,
+    /// Status says so.
+    Publish,
+    /// The guest agent answers.
+    GuestAgent,
+    /// The domain ended after the VMI was deleted.
+    Shutdown,
+    /// Pod and VMI are gone.
+    Teardown,
+}
+
+impl Step {
+    /// Name of the span.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Create => "create-vmi",
+            Self::Place => "place-pod",
+            Self::Prepare => "prepare-pod",
+            Self::Authorise => "authorise",
+            Self::Boot => "boot",
+            Self::Publish => "publish",
+            Self::GuestAgent => "guest-agent",
+            Self::Shutdown => "shutdown",
+            Self::Teardown => "teardown",
+        }
+    }
+
+    /// Operation that it belongs to.
+    pub fn operation(self) -> &'static str {
+        match self {
+            Self::Create
+            | Self::Place
+            | Self::Prepare
+            | Self::Authorise
+            | Self::Boot
+            | Self::Publish
+            | Self::GuestAgent => "start",
+            Self::Shutdown | Self::Teardown => "stop",
+        }
+    }
+}
+
+/// A finished step.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Finished {
+    /// Which.
+    pub step: Step,
+    /// UID of the VM, or of a bare VMI.
+    pub cell: String,
+    /// Trace context of the operation, in text form.
+    pub traceparent: String,
+    /// Began.
+    pub start: Timestamp,
+    /// Ended.
+    pub end: Timestamp,
+    /// Why it ended badly.
+    pub error: Option<String>,
+    /// With the last step of the operation: when the whole began.
+    pub closes: Option<Timestamp>,
+}
+
+/// Boundaries of the running operation.
+#[derive(Debug, Clone, Default)]
+pub struct Marks {
+    began: Option<Timestamp>,
+    last: Option<Timestamp>,
+    ended: BTreeMap<Step, (Timestamp, Timestamp)>,
+    sent: usize,
+    order: Vec<Step>,
+    stopping: bool,
+}
+
+impl Marks {
+    /// The operation begins.
+    pub fn begin(&mut self, at: Timestamp) {
+        *self = Self { began: Some(at), last: Some(at), ..Self::default() };
+    }
+
+    /// A stop begins.
+    pub fn begin_stop(&mut self, at: Timestamp) {
+        self.begin(at);
+        self.stopping = true;
+    }
+
+    /// Whether the running operation is a stop.
+    pub fn is_stopping(&self) -> bool {
+        self.stopping
+    }
+
+    /// Whether an operation runs.
+    pub fn running(&self) -> bool {
+        self.began.is_some()
+    }
+
+    /// A step has ended, and the next begins.
+    pub fn reached(&mut self, step: Step, at: Timestamp) {
+        let Some(last) = self.last else { return };
+        if let std::collections::btree_map::Entry::Vacant(e) = self.ended.entry(step) {
+            e.insert((last, at));
+            self.order.push(step);
+            self.last = Some(at);
+        }
+    }
+
+    /// Steps that ended since the last call.
+    pub fn take(&mut self, cell: &str, traceparent: &str) -> Vec<Finished> {
+        let fresh = self.order.get(self.sent..).unwrap_or_default();
+        let finished = fresh.iter().filter_map(|step| {
+            let (start, end) = *self.ended.get(step)?;
+            let last = matches!(step, Step::GuestAgent | Step::Teardown);
+            Some(Finished {
+                step: *step,
+                cell: cell.to_owned(),
+                traceparent: traceparent.to_owned(),
+                start,
+                end,
+                error: None,
+                closes: self.began.filter(|_| last),
+            })
+        });
+        let out = finished.collect();
+        self.sent = self.order.len();
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_step_ends_once_and_the_last_closes_the_operation() {
+        let mut m = Marks::default();
+        m.reached(Step::Create, Timestamp(1));
+        assert!(m.take("c", "t").is_empty(), "nothing was begun");
+        m.begin(Timestamp(5));
+        m.reached(Step::Create, Timestamp(7));
+        m.reached(Step::Create, Timestamp(9));
+        m.reached(Step::GuestAgent, Timestamp(11));
+        let f = m.take("c", "t");
+        assert_eq!(f.len(), 2);
+        assert_eq!((f[0].start, f[0].end, f[0].closes), (Timestamp(5), Timestamp(7), None));
+        assert_eq!((f[1].start, f[1].end, f[1].closes), (Timestamp(7), Timestamp(11), Some(Timestamp(5))));
+        assert!(m.take("c", "t").is_empty());
+    }
+}

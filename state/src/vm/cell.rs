@@ -1,0 +1,588 @@
+//! State of a Vm cell, and folding.
+
+use super::command::{ClusterConfig, Command, Fact, Input, Interest, NodeFact, Report, Sight};
+use crate::{
+    Event, InstructionId, Key, Machine, NodeName, PodUid, Timestamp, Uid, VmiUid,
+    domain::{AckResult, Domain, DomainState, Outcome, RefusalReason},
+    launcher_pod_name,
+    object::{CommandId, Kind, ObjectRef, Settled},
+    observe::{ClaimView, Object, PodView, VmView, VmiView},
+    slot::{Folded, Slot},
+    trace::Marks,
+};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Which slot a command is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum At {
+    Vm,
+    Vmi,
+    Pod,
+    Revision,
+    Agent,
+}
+
+/// What a command was.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum What {
+    CreateVmi,
+    CreatePod,
+    CreateRevision(i64),
+    DeleteRevision(i64),
+    Write,
+    Delete,
+    Confirm,
+    Instruct(InstructionId),
+    Acknowledge(PodUid, u64),
+}
+
+/// What became of an instruction in the session that carried it.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Told {
+    Sent,
+    Taken,
+    Refused(RefusalReason, String, Timestamp),
+    Lost(Timestamp),
+}
+
+#[derive(Debug, Clone, Default)]
+pub(super) struct Inventory {
+    pub session: u64,
+    pub complete: bool,
+}
+
+/// One VirtualMachine or bare VMI.
+#[derive(Debug, Clone)]
+pub struct Vm {
+    pub(super) key: Key,
+    pub(super) now: Timestamp,
+    pub(super) config: ClusterConfig,
+    pub(super) vm: Slot<VmView>,
+    pub(super) vmi: Slot<VmiView>,
+    /// Pods by UID; a pod may be seen before its VMI, and an old VMI's pod may linger.
+    pub(super) pods: BTreeMap<PodUid, PodView>,
+    /// The name of the current VMI's pod: flights, confirmed absence, tombstones.
+    pub(super) pod: Slot<PodView>,
+    pub(super) revision: Slot<PodView>,
+    pub(super) revisions: BTreeSet<i64>,
+    pub(super) claims: BTreeMap<String, Option<ClaimView>>,
+    pub(super) node: BTreeMap<NodeName, NodeFact>,
+    pub(super) domains: BTreeMap<PodUid, Domain>,
+    pub(super) outcomes: BTreeMap<PodUid, (NodeName, Outcome)>,
+    pub(super) acked: BTreeSet<(PodUid, u64)>,
+    pub(super) inventory: BTreeMap<NodeName, Inventory>,
+    pub(super) told: BTreeMap<InstructionId, (u64, Told)>,
+    pub(super) flights: BTreeMap<CommandId, (At, What)>,
+    pub(super) next_id: u64,
+    pub(super) lazy: BTreeMap<At, Timestamp>,
+    pub(super) hold_running: Option<Timestamp>,
+    pub(super) noted: BTreeSet<(Uid, String)>,
+    /// A VMI was just created: to be told to people.
+    pub(super) created: bool,
+    pub(super) armed: Option<Timestamp>,
+    pub(super) marks: Marks,
+}
+
+impl Vm {
+    /// An empty cell.
+    pub fn new(key: Key) -> Self {
+        Self {
+            key,
+            now: Timestamp::default(),
+            config: ClusterConfig::default(),
+            vm: Slot::default(),
+            vmi: Slot::default(),
+            pods: BTreeMap::new(),
+            pod: Slot::default(),
+            revision: Slot::default(),
+            revisions: BTreeSet::new(),
+            claims: BTreeMap::new(),
+            node: BTreeMap::new(),
+            domains: BTreeMap::new(),
+            outcomes: BTreeMap::new(),
+            acked: BTreeSet::new(),
+            inventory: BTreeMap::new(),
+            told: BTreeMap::new(),
+            flights: BTreeMap::new(),
+            next_id: 0,
+            lazy: BTreeMap::new(),
+            hold_running: None,
+            noted: BTreeSet::new(),
+            created: false,
+            armed: None,
+            marks: Marks::default(),
+        }
+    }
+
+    /// Its key.
+    pub fn key(&self) -> &Key {
+        &self.key
+    }
+
+    /// Nothing is left of it: no object, nothing in flight. The driver may drop it.
+    pub fn is_empty(&self) -> bool {
+        self.vm.get().is_none() && self.vmi.get().is_none() && self.pods.is_empty() && self.flights.is_empty() && self.outcomes.is_empty()
+    }
+
+    /// What it wants to be told of.
+    pub fn interests(&self) -> BTreeSet<Interest> {
+        let mut wants = BTreeSet::new();
+        let claims = match (self.vmi.get(), self.vm.get()) {
+            (Some(vmi), _) if vmi.phase.is_final() => &[][..],
+            (Some(vmi), _) => &vmi.claims[..],
+            (None, Some(vm)) => &vm.claims[..],
+            (None, None) => &[][..],
+        };
+        wants.extend(claims.iter().cloned().map(Interest::Claim));
+        wants.extend(self.node_name().map(Interest::Node));
+        // The node of the domain that is over must still hear that its outcome is recorded.
+        wants
+    }
+
+    /// The node of the current VMI.
+    pub(super) fn node_name(&self) -> Option<NodeName> {
+        let vmi = self.vmi.get()?;
+        let recorded = vmi.status.node_name.clone().filter(|n| !n.is_empty()).map(NodeName);
+        recorded.or_else(|| self.current_pod().and_then(|p| p.node.clone()))
+    }
+
+    /// The fact of the current VMI's node.
+    pub(super) fn node_fact(&self) -> Option<&NodeFact> {
+        self.node.get(&self.node_name()?)
+    }
+
+    /// The current VMI's launcher pod, as last seen.
+    pub(super) fn current_pod(&self) -> Option<&PodView> {
+        let vmi = self.vmi.get()?.vmi_uid();
+        self.pods.values().find(|p| p.vmi == vmi)
+    }
+
+    /// UID of the launcher that may run, or may have run, the current VMI's domain.
+    pub(super) fn launcher(&self) -> Option<PodUid> {
+        let vmi = self.vmi.get()?;
+        vmi.active_pod().or_else(|| self.current_pod().map(PodView::pod_uid))
+    }
+
+    /// The newest report about the current launcher.
+    pub(super) fn domain(&self) -> Option<&Domain> {
+        self.domains.get(&self.launcher()?)
+    }
+
+    /// The pod of the current VMI is known to be gone, or never to have been.
+    pub(super) fn pod_is_gone(&self) -> bool {
+        if self.current_pod().is_some() {
+            return false;
+        }
+        let active = self.vmi.get().and_then(VmiView::active_pod);
+        self.pod.is_absent() || active.is_some_and(|p| self.pod.is_tombstoned(&Uid(p.0)))
+    }
+
+    pub(super) fn vm_ref(&self) -> ObjectRef {
+        self.reference(Kind::VirtualMachine, self.key.name.clone(), self.vm.uid())
+    }
+
+    pub(super) fn vmi_ref(&self) -> ObjectRef {
+        self.reference(Kind::VirtualMachineInstance, self.key.name.clone(), self.vmi.uid())
+    }
+
+    pub(super) fn pod_ref(&self) -> ObjectRef {
+        let uid = self.current_pod().map(|p| p.meta.uid.clone()).unwrap_or_default();
+        let name = match (self.current_pod(), self.vmi.get()) {
+            (Some(p), _) => p.meta.name.clone(),
+            (None, Some(vmi)) => launcher_pod_name(&self.key.name, &vmi.vmi_uid()),
+            (None, None) => String::new(),
+        };
+        self.reference(Kind::Pod, name, uid)
+    }
+
+    pub(super) fn reference(&self, kind: Kind, name: String, uid: Uid) -> ObjectRef {
+        ObjectRef { kind, namespace: self.key.namespace.clone(), name, uid }
+    }
+
+    // --- folding ---
+
+    fn fold(&mut self, input: &Input) {
+        match input {
+            Input::Observed(Sight::Present(o)) => self.saw(o, false),
+            Input::Observed(Sight::Gone(r)) => self.lost(r),
+            Input::Observed(Sight::Vanished(r)) => match r.kind {
+                Kind::VirtualMachine if self.vm.uid() == r.uid => self.vm.doubt(),
+                Kind::VirtualMachineInstance if self.vmi.uid() == r.uid => self.vmi.doubt(),
+                Kind::Pod if self.current_pod().is_some_and(|p| p.meta.uid == r.uid) => self.pod.doubt(),
+                Kind::Pod => {
+                    // A pod of a VMI that is over: nothing depends on it.
+                    self.pods.remove(&PodUid(r.uid.0.clone()));
+                }
+                Kind::VirtualMachine
+                | Kind::VirtualMachineInstance
+                | Kind::ControllerRevision
+                | Kind::PersistentVolumeClaim
+                | Kind::Node => {}
+            },
+            Input::Reported(r) => self.heard(r),
+            Input::Settled { id, result } => self.settled(*id, result),
+            Input::Elapsed => self.armed = None,
+            Input::Configured(Fact::Cluster(c)) => self.config = c.clone(),
+            Input::Configured(Fact::Node(n)) => {
+                let was = self.node.insert(n.node.clone(), n.clone()).and_then(|o| o.session);
+                if was != n.session {
+                    self.inventory.remove(&n.node);
+                }
+            }
+        }
+    }
+
+    fn saw(&mut self, object: &Object, live: bool) {
+        match object {
+            Object::Vm(o) => {
+                if self.vm.fold((**o).clone(), live) == Folded::Replaced {
+                    self.revisions.clear();
+                }
+            }
+            Object::Vmi(o) => {
+                let first = self.vmi.get().is_none();
+                let folded = self.vmi.fold((**o).clone(), live);
+                if folded == Folded::Replaced || (first && folded == Folded::Updated) {
+                    self.new_vmi();
+                }
+            }
+            Object::Pod(o) => {
+                let uid = o.pod_uid();
+                if self.pod.is_tombstoned(&o.meta.uid) {
+                    return;
+                }
+                let newer = self.pods.get(&uid).is_none_or(|p| o.meta.rv > p.meta.rv);
+                if newer {
+                    self.pods.insert(uid, (**o).clone());
+                }
+                if self.vmi.get().is_some_and(|v| v.vmi_uid() == o.vmi) {
+                    self.pod.fold((**o).clone(), live);
+                }
+            }
+            Object::Claim(o) => {
+                let known = self.claims.get(&o.meta.name).and_then(Option::as_ref);
+                if known.is_none_or(|k| k.meta.uid != o.meta.uid || k.meta.rv < o.meta.rv) {
+                    self.claims.insert(o.meta.name.clone(), Some((**o).clone()));
+                }
+            }
+            Object::Revision(_) => {}
+        }
+    }
+
+    fn lost(&mut self, r: &ObjectRef) {
+        match r.kind {
+            Kind::VirtualMachine => {
+                self.vm.gone(&r.uid);
+            }
+            Kind::VirtualMachineInstance => {
+                if self.vmi.gone(&r.uid) {
+                    self.new_vmi();
+                }
+            }
+            Kind::Pod => {
+                self.pods.remove(&PodUid(r.uid.0.clone()));
+                self.pod.gone(&r.uid);
+            }
+            Kind::PersistentVolumeClaim => {
+                self.claims.insert(r.name.clone(), None);
+            }
+            Kind::ControllerRevision | Kind::Node => {}
+        }
+    }
+
+    /// Another VMI (or none): what belonged to the old one is of no use.
+    fn new_vmi(&mut self) {
+        let current = self.vmi.get().map(VmiView::vmi_uid);
+        let of = |v: &VmiUid| current.as_ref() == Some(v);
+        self.domains.retain(|_, d| of(&d.vmi));
+        self.outcomes.retain(|_, (_, o)| of(&o.vmi));
+        self.told.clear();
+        self.hold_running = None;
+        self.lazy.clear();
+        self.pod.reset();
+        let pod = self.current_pod().cloned();
+        if let Some(pod) = pod {
+            self.pod.fold(pod, false);
+        }
+        let noted_uid = self.vmi.uid();
+        self.noted.retain(|(uid, _)| *uid == noted_uid);
+        self.flights.retain(|_, (at, _)| *at != At::Pod && *at != At::Agent);
+    }
+
+    fn heard(&mut self, r: &Report) {
+        match r {
+            Report::Domain { node, domain: d } => {
+                let newer = self.domains.get(&d.pod).is_none_or(|k| {
+                    // Another launcher process in one pod cannot be: the one that speaks now is the one that is there.
+                    k.launcher != d.launcher || d.seq > k.seq || (d.seq == k.seq && d.state != k.state)
+                });
+                if newer && !self.is_elsewhere(&d.pod, node) && !self.vmi.is_tombstoned(&Uid(d.vmi.0.clone())) {
+                    self.domains.insert(d.pod.clone(), d.clone());
+                }
+            }
+            Report::Outcome { node, outcome: o } => {
+                if self.is_elsewhere(&o.pod, node) {
+                    return;
+                }
+                if self.outcomes.get(&o.pod).is_none_or(|(_, k)| o.seq >= k.seq) {
+                    self.outcomes.insert(o.pod.clone(), (node.clone(), o.clone()));
+                }
+                // Told again: our acknowledgement did not arrive.
+                self.acked.remove(&(o.pod.clone(), o.seq));
+            }
+            Report::Inventory { node, session, complete, .. } => {
+                self.inventory.insert(node.clone(), Inventory { session: *session, complete: *complete });
+            }
+        }
+    }
+
+    /// A word about a pod that is known to be on another node is no word about it.
+    fn is_elsewhere(&self, pod: &PodUid, node: &NodeName) -> bool {
+        self.pods.get(pod).and_then(|p| p.node.as_ref()).is_some_and(|n| n != node)
+    }
+
+    fn settled(&mut self, id: CommandId, result: &Settled<Object>) {
+        let Some((at, what)) = self.flights.remove(&id) else {
+            // Of a VMI that is over; what was read is still a sight.
+            if let Settled::Applied(Some(o)) = result {
+                self.saw(o, true);
+            }
+            return;
+        };
+        if let What::Instruct(instruction) = &what {
+            self.instruct_settled(instruction, result);
+            return;
+        }
+        if let What::Acknowledge(pod, seq) = &what {
+            if !matches!(result, Settled::Applied(_) | Settled::Acked(_)) {
+                self.acked.remove(&(pod.clone(), *seq));
+            } else if self.launcher().as_ref() != Some(pod) {
+                self.outcomes.remove(pod);
+            }
+            return;
+        }
+        match at {
+            At::Vm => drop(self.vm.land(id)),
+            At::Vmi => drop(self.vmi.land(id)),
+            At::Pod => drop(self.pod.land(id)),
+            At::Revision => drop(self.revision.land(id)),
+            At::Agent => {}
+        }
+        self.object_settled(at, &what, result);
+    }
+
+    fn object_settled(&mut self, at: At, what: &What, result: &Settled<Object>) {
+        let now = self.now;
+        match result {
+            Settled::Applied(object) => {
+                self.each(at, Verb::Succeeded);
+                match object {
+                    Some(o) => self.saw(o, true),
+                    // Done, and the server did not show the object: look.
+                    None if at != At::Revision => self.each(at, Verb::Doubt),
+                    None => {}
+                }
+                match what {
+                    What::CreateRevision(g) => {
+                        self.revisions.insert(*g);
+                    }
+                    What::DeleteRevision(g) => {
+                        self.revisions.remove(g);
+                    }
+                    What::CreateVmi => {
+                        self.marks.reached(crate::trace::Step::Create, now);
+                        self.created = true;
+                    }
+                    What::CreatePod
+                    | What::Write
+                    | What::Delete
+                    | What::Confirm
+                    | What::Instruct(_)
+                    | What::Acknowledge(..) => {}
+                }
+            }
+            Settled::Conflict => match what {
+                // Its name is a hash of what it records: it is there.
+                What::CreateRevision(g) => {
+                    self.each(at, Verb::Succeeded);
+                    self.revisions.insert(*g);
+                }
+                What::DeleteRevision(g) => {
+                    self.revisions.remove(g);
+                }
+                What::CreateVmi
+                | What::CreatePod
+                | What::Write
+                | What::Delete
+                | What::Confirm
+                | What::Instruct(_)
+                | What::Acknowledge(..) => {
+                    self.each(at, Verb::Doubt);
+                    // The name may be taken, or the source may be another than we know.
+                    match what {
+                        What::CreateVmi => self.vm.doubt(),
+                        What::CreatePod => self.vmi.doubt(),
+                        What::CreateRevision(_)
+                        | What::DeleteRevision(_)
+                        | What::Write
+                        | What::Delete
+                        | What::Confirm
+                        | What::Instruct(_)
+                        | What::Acknowledge(..) => {}
+                    }
+                }
+            },
+            Settled::Gone => match (what, at) {
+                (What::Confirm, At::Vm) => drop(self.vm.gone(&Uid::default())),
+                (What::Confirm, At::Vmi) => {
+                    if self.vmi.gone(&Uid::default()) {
+                        self.new_vmi();
+                    }
+                }
+                (What::Confirm, At::Pod) => {
+                    if let Some(uid) = self.current_pod().map(PodView::pod_uid) {
+                        self.pods.remove(&uid);
+                    }
+                    self.pod.gone(&Uid::default());
+                }
+                (What::DeleteRevision(g), _) => {
+                    self.revisions.remove(g);
+                }
+                // The source vanished, or the namespace is going.
+                (What::CreateVmi | What::CreatePod | What::CreateRevision(_), _) => {
+                    self.vm.doubt();
+                    if at == At::Pod {
+                        self.vmi.doubt();
+                    }
+                    self.each(at, Verb::Failed);
+                }
+                (What::Write | What::Delete, _) => self.each(at, Verb::Doubt),
+                (What::Confirm | What::Instruct(_) | What::Acknowledge(..), _) => {}
+            },
+            Settled::Refused(r) => match at {
+                At::Vm => self.vm.failed(now, Some(r.clone())),
+                At::Vmi => self.vmi.failed(now, Some(r.clone())),
+                At::Pod => self.pod.failed(now, Some(r.clone())),
+                At::Revision => self.revision.failed(now, Some(r.clone())),
+                At::Agent => {}
+            },
+            Settled::Busy { after } => {
+                let until = now.after(*after);
+                match at {
+                    At::Vm => self.vm.hold(until),
+                    At::Vmi => self.vmi.hold(until),
+                    At::Pod => self.pod.hold(until),
+                    At::Revision => self.revision.hold(until),
+                    At::Agent => {}
+                }
+            }
+            Settled::Unknown => {
+                self.each(at, Verb::Failed);
+                self.each(at, Verb::Doubt);
+            }
+            Settled::Acked(_) => {}
+        }
+    }
+
+    fn each(&mut self, at: At, verb: Verb) {
+        macro_rules! apply {
+            ($slot:expr) => {
+                match verb {
+                    Verb::Succeeded => $slot.succeeded(),
+                    Verb::Failed => $slot.failed(self.now, None),
+                    Verb::Doubt => $slot.doubt(),
+                }
+            };
+        }
+        match at {
+            At::Vm => apply!(self.vm),
+            At::Vmi => apply!(self.vmi),
+            At::Pod => apply!(self.pod),
+            At::Revision => apply!(self.revision),
+            At::Agent => {}
+        }
+    }
+
+    fn instruct_settled(&mut self, id: &InstructionId, result: &Settled<Object>) {
+        let now = self.now;
+        let told = match result {
+            Settled::Acked(AckResult::Accepted | AckResult::Done { .. }) | Settled::Applied(_) => Told::Taken,
+            Settled::Acked(AckResult::Refused { reason, message, .. }) => {
+                match reason {
+                    RefusalReason::Superseded | RefusalReason::OlderVmi => self.vmi.doubt(),
+                    RefusalReason::LowerEpoch
+                    | RefusalReason::AlreadyStarted
+                    | RefusalReason::Failed
+                    | RefusalReason::Unsupported => {}
+                }
+                Told::Refused(*reason, message.clone(), now)
+            }
+            Settled::Refused(_)
+            | Settled::Conflict
+            | Settled::Gone
+            | Settled::Busy { .. }
+            | Settled::Unknown => Told::Lost(now),
+        };
+        if let Some((_, t)) = self.told.get_mut(id) {
+            *t = told;
+        }
+    }
+
+    /// Whether the START of this launcher was taken on by its agent at any time.
+    pub(super) fn start_was_taken(&self) -> bool {
+        self.start_told().is_some_and(|t| match t {
+            Told::Taken | Told::Refused(RefusalReason::AlreadyStarted, ..) => true,
+            Told::Sent | Told::Lost(_) | Told::Refused(..) => false,
+        })
+    }
+
+    /// What became of the START of this launcher.
+    pub(super) fn start_told(&self) -> Option<&Told> {
+        let (vmi, pod) = (self.vmi.get()?.vmi_uid(), self.launcher()?);
+        self.told.get(&super::pod::start_id(&vmi, &pod)).map(|(_, t)| t)
+    }
+
+    /// Whether the domain is known to have a process that is not known to have ended.
+    pub(super) fn domain_lives(&self) -> bool {
+        self.domain().is_some_and(|d| match d.state {
+            DomainState::Deaf
+            | DomainState::Starting
+            | DomainState::Running
+            | DomainState::Paused
+            | DomainState::ShuttingDown => true,
+            DomainState::Absent | DomainState::Stopped => false,
+        })
+    }
+
+    pub(super) fn issue(&mut self, at: At, what: What) -> CommandId {
+        self.next_id += 1;
+        let id = CommandId(self.next_id);
+        self.flights.insert(id, (at, what));
+        match at {
+            At::Vm => self.vm.depart(id),
+            At::Vmi => self.vmi.depart(id),
+            At::Pod => self.pod.depart(id),
+            At::Revision => self.revision.depart(id),
+            At::Agent => {}
+        }
+        id
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Verb {
+    Succeeded,
+    Failed,
+    Doubt,
+}
+
+impl Machine for Vm {
+    type Input = Input;
+    type Command = Command;
+
+    fn step(&mut self, event: &Event<Input>) -> Vec<Command> {
+        self.now = self.now.max(event.at);
+        self.fold(&event.input);
+        self.plan()
+    }
+}

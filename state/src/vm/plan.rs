@@ -1,0 +1,300 @@
+//! The order of decisions of one step. Each part looks at what is observed and issues at most one command an object; an
+//! object with a command on its way is left alone until that has ended.
+
+use super::{
+    cell::{At, Vm, What},
+    command::{Command, Note, Patch, Recipe, Source},
+    strategy::Wish,
+};
+use crate::{
+    Millis, Timestamp,
+    object::{Class, CommandId, Kind, ObjectRef},
+    observe::Strategy,
+    trace::Step,
+};
+use api::names;
+use serde_json::{Value, json};
+
+/// How long a difference that nobody waits for may stand before it is written.
+pub const LAZY: Millis = Millis::secs(1);
+
+impl Vm {
+    pub(super) fn plan(&mut self) -> Vec<Command> {
+        let mut out = vec![];
+        let before = self.armed.filter(|t| *t > self.now);
+        self.armed = None;
+        self.mark();
+        if std::mem::take(&mut self.created) {
+            let text = format!("Started the virtual machine by creating the new virtual machine instance {}", self.key.name);
+            self.note(self.vm_ref(), false, "SuccessfulCreate", &text, &mut out);
+        }
+        self.plan_existence(&mut out);
+        self.plan_revision(&mut out);
+        self.plan_pod(&mut out);
+        self.plan_vmi(&mut out);
+        self.plan_instructions(&mut out);
+        self.plan_acknowledgements(&mut out);
+        self.plan_vm(&mut out);
+        if self.armed != before
+            && let Some(at) = self.armed
+        {
+            out.push(Command::Wake { at });
+        }
+        out
+    }
+
+    /// A step is wanted at this time, whatever else happens.
+    pub(super) fn want_wake(&mut self, at: Timestamp) {
+        self.armed = Some(self.armed.map_or(at, |t| t.min(at)));
+    }
+
+    pub(super) fn confirm(&mut self, at: At, out: &mut Vec<Command>) {
+        let target = match at {
+            At::Vm => self.vm_ref(),
+            At::Vmi => self.vmi_ref(),
+            At::Pod => self.pod_ref(),
+            At::Revision | At::Agent => return,
+        };
+        let id = self.issue(at, What::Confirm);
+        out.push(Command::Confirm { id, target });
+    }
+
+    /// The VMI: shall it be, or go?
+    fn plan_existence(&mut self, out: &mut Vec<Command>) {
+        if !self.vmi.is_free(self.now) {
+            if let Some(at) = self.vmi.free_at(self.now) {
+                self.want_wake(at);
+            }
+            return;
+        }
+        if self.vmi.is_doubted() {
+            return self.confirm(At::Vmi, out);
+        }
+        let Some(vm) = self.vm.get().cloned() else { return };
+        if self.vm.is_doubted() {
+            return;
+        }
+        if vm.meta.deleting.is_some() {
+            let orphan = vm.meta.has_finalizer("orphan");
+            let stands = self.own_vmi().is_some_and(|v| v.meta.deleting.is_none());
+            if stands && !orphan {
+                self.delete_vmi(out);
+            } else if self.vmi.get().is_none() && !self.vmi.is_absent() && !orphan {
+                self.confirm(At::Vmi, out);
+            }
+            return;
+        }
+        // A Stop for a VMI that is nowhere to be seen stays at the head of the queue until that is certain.
+        let head_is_stop = self.requests(&vm).first().is_some_and(|r| r.action == "Stop");
+        if head_is_stop && self.vmi.get().is_none() {
+            return self.confirm(At::Vmi, out);
+        }
+        match self.wish(&vm) {
+            Wish::Run { paused } if self.vmi.get().is_none() && self.may_create(&vm) => {
+                let revision = revision_name(vm.meta.uid.as_str(), vm.generation);
+                let recipe = Recipe::Vmi { vm: vm.vm_uid(), revision, paused, at: self.now };
+                let source = Source { object: self.vm_ref(), rv: vm.meta.rv };
+                let target = self.vmi_ref();
+                self.marks.begin(vm.meta.created.filter(|_| !vm.status.created && vm.generation == 1).map_or(
+                    self.now,
+                    // Timestamps of objects have whole seconds: never later than what we saw.
+                    |t| t.max(Timestamp(self.now.0.saturating_sub(1000))).min(self.now),
+                ));
+                let id = self.issue(At::Vmi, What::CreateVmi);
+                out.push(Command::Create { id, recipe, source, target });
+            }
+            Wish::Stop => {
+                // A rerun that is asked for must be in the VM's status before the VMI that failed is gone.
+                let rerun_pending = vm.strategy == Strategy::RerunOnFailure
+                    && self.requests(&vm) != vm.status.state_change_requests;
+                if !rerun_pending {
+                    self.delete_vmi(out);
+                }
+            }
+            Wish::NotBefore(t) => self.want_wake(t),
+            Wish::Run { .. } | Wish::Stay | Wish::Unhalt | Wish::Bad(_) => {}
+        }
+        self.plan_adoption(out);
+    }
+
+    /// The VM is as we know it and cannot vanish under its VMI.
+    fn may_create(&self, vm: &crate::observe::VmView) -> bool {
+        vm.meta.has_finalizer(VM_FINALIZER) && !self.vm.in_flight()
+    }
+
+    /// A VMI of the VM's name that nobody controls becomes the VM's (as after a deletion that left it as an orphan).
+    fn plan_adoption(&mut self, out: &mut Vec<Command>) {
+        let (Some(vm), Some(vmi)) = (self.vm.get(), self.vmi.get()) else { return };
+        let adopt = vmi.owner.is_none()
+            && !vmi.foreign
+            && vm.meta.deleting.is_none()
+            && vmi.meta.deleting.is_none()
+            && !vmi.phase.is_final()
+            && vm.strategy != Strategy::Halted;
+        if !adopt || self.vmi.in_flight() {
+            return;
+        }
+        let body = json!({"metadata": {
+            "uid": vmi.meta.uid, "resourceVersion": vmi.meta.rv.to_string(),
+            "ownerReferences": [crate::render::owner("kubevirt.io/v1", Kind::VirtualMachine.name(), &vm.meta.name, vm.meta.uid.as_str())],
+        }});
+        self.patch(At::Vmi, self.vmi_ref(), false, Class::Urgent, "adopt", body, out);
+    }
+
+    pub(super) fn delete_vmi(&mut self, out: &mut Vec<Command>) {
+        let target = self.vmi_ref();
+        let id = self.issue(At::Vmi, What::Delete);
+        out.push(Command::Delete { id, target });
+    }
+
+    /// The revision that records the spec from which the VMI is made, and the end of older ones.
+    fn plan_revision(&mut self, out: &mut Vec<Command>) {
+        let Some(vm) = self.vm.get().cloned() else { return };
+        if !self.revision.is_free(self.now) || vm.meta.deleting.is_some() {
+            return;
+        }
+        let recorded = self.own_vmi().and_then(|v| v.status.virtual_machine_revision_name.clone());
+        let of = |g| revision_name(vm.meta.uid.as_str(), g);
+        if recorded.as_deref() == Some(&of(vm.generation)) && self.own_vmi().is_some_and(|v| v.phase >= crate::observe::Phase::Scheduled) {
+            self.revisions.insert(vm.generation);
+        }
+        let creating = self.flights.values().any(|(_, w)| *w == What::CreateVmi);
+        let wanted = creating || recorded.as_deref() == Some(&of(vm.generation));
+        if wanted && !self.revisions.contains(&vm.generation) {
+            let recipe = Recipe::Revision { vm: vm.vm_uid(), generation: vm.generation };
+            let source = Source { object: self.vm_ref(), rv: vm.meta.rv };
+            let target = self.reference(Kind::ControllerRevision, of(vm.generation), Default::default());
+            let id = self.issue(At::Revision, What::CreateRevision(vm.generation));
+            out.push(Command::Create { id, recipe, source, target });
+            return;
+        }
+        if let Some(g) = recorded.as_deref().and_then(generation_of_revision) {
+            self.revisions.insert(g);
+        }
+        let old = self.revisions.iter().copied().find(|g| *g < vm.generation && recorded.as_deref() != Some(&of(*g)));
+        if let Some(g) = old.filter(|_| self.own_vmi().is_some_and(|v| v.meta.deleting.is_none())) {
+            let target = self.reference(Kind::ControllerRevision, of(g), Default::default());
+            let id = self.issue(At::Revision, What::DeleteRevision(g));
+            out.push(Command::Delete { id, target });
+        }
+    }
+
+    /// Issues a patch unless the very same was just applied without effect.
+    #[allow(clippy::too_many_arguments)]
+    pub(super) fn patch(
+        &mut self,
+        at: At,
+        target: ObjectRef,
+        status: bool,
+        class: Class,
+        why: &str,
+        body: Value,
+        out: &mut Vec<Command>,
+    ) -> Option<CommandId> {
+        let now = self.now;
+        let mut essence = body.clone();
+        if let Some(m) = essence.get_mut("metadata").and_then(Value::as_object_mut) {
+            m.remove("resourceVersion");
+        }
+        let news = match at {
+            At::Vm => self.vm.writes(&essence, now),
+            At::Vmi => self.vmi.writes(&essence, now),
+            At::Pod | At::Revision | At::Agent => true,
+        };
+        if !news {
+            let free = match at {
+                At::Vm => self.vm.free_at(now),
+                At::Vmi => self.vmi.free_at(now),
+                At::Pod | At::Revision | At::Agent => None,
+            };
+            if let Some(t) = free {
+                self.want_wake(t);
+            }
+            return None;
+        }
+        self.lazy.remove(&at);
+        let id = self.issue(at, What::Write);
+        out.push(Command::Patch { id, patch: Patch { target, status, class, why: why.into(), body } });
+        Some(id)
+    }
+
+    /// Whether a difference of this class may be written now. A lazy one has to have stood for a second.
+    pub(super) fn is_due(&mut self, at: At, class: Class) -> bool {
+        if class == Class::Urgent {
+            return true;
+        }
+        let since = *self.lazy.entry(at).or_insert(self.now);
+        let due = since.after(LAZY);
+        if self.now < due {
+            self.want_wake(due);
+        }
+        self.now >= due
+    }
+
+    pub(super) fn note(&mut self, about: ObjectRef, warning: bool, reason: &str, message: &str, out: &mut Vec<Command>) {
+        if self.noted.insert((about.uid.clone(), format!("{reason} {message}"))) {
+            out.push(Command::Note(Note { about, warning, reason: reason.into(), message: message.into() }));
+        }
+    }
+
+    /// Notes which boundaries of the running operation have been passed.
+    fn mark(&mut self) {
+        if !self.marks.running() && self.vmi.get().is_none_or(|v| v.meta.deleting.is_none()) {
+            return;
+        }
+        let now = self.now;
+        let Some(vmi) = self.vmi.get().cloned() else {
+            if self.vmi.is_absent() {
+                self.marks.reached(Step::Teardown, now);
+            }
+            return;
+        };
+        let pod = self.current_pod().cloned();
+        let facts = [
+            (Step::Place, pod.as_ref().is_some_and(|p| p.node.is_some())),
+            (Step::Prepare, pod.as_ref().is_some_and(|p| p.can_start())),
+            (Step::Authorise, !vmi.status.active_pods.is_empty()),
+            (Step::Boot, self.domain().is_some_and(|d| d.state == crate::domain::DomainState::Running)),
+            (Step::Publish, vmi.phase == crate::observe::Phase::Running),
+            (Step::GuestAgent, self.domain().is_some_and(|d| d.guest.agent_connected)),
+            (Step::Shutdown, vmi.meta.deleting.is_some() && vmi.phase.is_final()),
+        ];
+        if self.marks.is_stopping() != vmi.meta.deleting.is_some() && vmi.meta.deleting.is_some() {
+            self.marks.begin_stop(now);
+        }
+        for (step, passed) in facts {
+            if passed && (step.operation() == "stop") == self.marks.is_stopping() {
+                self.marks.reached(step, now);
+            }
+        }
+    }
+
+    /// Steps that ended since the last call, for the driver to make spans of.
+    pub fn take_steps(&mut self) -> Vec<crate::trace::Finished> {
+        let parent = self.vm.get().and_then(|v| v.traceparent.clone());
+        let parent = parent.or_else(|| self.vmi.get().and_then(|v| v.traceparent.clone()));
+        let uid = if self.vm.uid().is_empty() { self.vmi.uid() } else { self.vm.uid() };
+        match parent {
+            Some(p) => self.marks.take(uid.as_str(), &p),
+            None => vec![],
+        }
+    }
+}
+
+/// Name of the ControllerRevision of a VM's generation.
+pub fn revision_name(vm_uid: &str, generation: i64) -> String {
+    format!("revision-start-vm-{vm_uid}-{generation}")
+}
+
+/// Generation in a revision's name.
+pub fn generation_of_revision(name: &str) -> Option<i64> {
+    name.strip_prefix("revision-start-vm-")?.rsplit_once('-')?.1.parse().ok()
+}
+
+/// The finalizers of an object without ours.
+pub(super) fn without(finalizers: &[String], drop: &[&str]) -> Vec<String> {
+    finalizers.iter().filter(|f| !drop.contains(&f.as_str())).cloned().collect()
+}
+
+/// The finalizer that keeps a VM until its VMI is gone.
+pub(super) const VM_FINALIZER: &str = names::FINALIZER_VM;

@@ -1,0 +1,157 @@
+//! Evidence that a domain has stopped. Silence, a lost session, a deleted Node object and a 404 from a cache are none.
+
+use super::cell::{Told, Vm};
+use crate::{
+    Millis,
+    domain::{Cause, DomainState, RefusalReason},
+    observe::{ContainerState, Phase, VmiView},
+};
+use serde::Deserialize;
+
+/// How the domain of a VMI ended, and how that is known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Verdict {
+    /// How.
+    pub cause: Cause,
+    /// For people.
+    pub message: String,
+    /// What proves it.
+    pub evidence: Evidence,
+}
+
+/// What proves that a domain has stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Evidence {
+    /// The node agent told the outcome.
+    Outcome,
+    /// `compute` of the pod has terminated.
+    PodEnded,
+    /// A complete inventory has the pod and no process in it.
+    Absent,
+    /// The agent could not start it, and never will.
+    StartRefused,
+    /// Somebody removed the pod object.
+    PodRemoved,
+    /// The node is fenced.
+    Fenced,
+}
+
+/// The launcher's termination message: the durable copy of the outcome.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Termination {
+    cause: String,
+    message: String,
+}
+
+/// Reads a termination message; what is not one proves that the domain is over, but not how.
+fn termination(text: &str) -> (Cause, String) {
+    let causes = [
+        Cause::GuestShutdown,
+        Cause::Crashed,
+        Cause::Panicked,
+        Cause::KilledAfterGrace,
+        Cause::Destroyed,
+        Cause::StartFailed,
+    ];
+    match serde_json::from_str::<Termination>(text) {
+        Ok(t) => (causes.into_iter().find(|c| c.name() == t.cause).unwrap_or(Cause::OutcomeUnknown), t.message),
+        Err(_) => (Cause::OutcomeUnknown, String::new()),
+    }
+}
+
+impl Vm {
+    /// How the domain of a VMI that is Scheduled or Running ended; `None` where nothing proves that it did.
+    pub(super) fn verdict(&self, vmi: &VmiView) -> Option<Verdict> {
+        let launcher = self.launcher();
+        if let Some((_, o)) = launcher.as_ref().and_then(|p| self.outcomes.get(p)) {
+            return Some(Verdict { cause: o.cause, message: o.message.clone(), evidence: Evidence::Outcome });
+        }
+        if let Some(pod) = self.current_pod().filter(|p| p.ended()) {
+            let (cause, message) = match &pod.compute {
+                Some(ContainerState::Terminated { exit, reason, message }) => match termination(message) {
+                    (Cause::OutcomeUnknown, _) => {
+                        (Cause::OutcomeUnknown, format!("the launcher ended ({reason}, exit code {exit})"))
+                    }
+                    known => known,
+                },
+                Some(ContainerState::Running | ContainerState::Waiting { .. }) | None => {
+                    (Cause::OutcomeUnknown, format!("the launcher pod ended ({})", pod.reason))
+                }
+            };
+            return Some(Verdict { cause, message, evidence: Evidence::PodEnded });
+        }
+        if self.absent_is_proven(vmi) {
+            return Some(Verdict {
+                cause: Cause::OutcomeUnknown,
+                message: "the node agent finds no process of this machine".into(),
+                evidence: Evidence::Absent,
+            });
+        }
+        if let Some(Told::Refused(RefusalReason::Failed | RefusalReason::Unsupported, message, _)) = self.start_told()
+            && !self.domain_lives()
+        {
+            let message = message.clone();
+            return Some(Verdict { cause: Cause::StartFailed, message, evidence: Evidence::StartRefused });
+        }
+        if self.pod_is_gone() {
+            return Some(Verdict {
+                cause: Cause::OutcomeUnknown,
+                message: "the launcher pod was removed".into(),
+                evidence: Evidence::PodRemoved,
+            });
+        }
+        if let Some(rv) = self.node_fact().and_then(|n| n.fenced) {
+            return Some(Verdict {
+                cause: Cause::OutcomeUnknown,
+                message: format!("the node was taken out of service (version {rv} of the Node)"),
+                evidence: Evidence::Fenced,
+            });
+        }
+        None
+    }
+
+    /// `Absent` proves that there is no domain only if the inventory is complete, of the session that stands, and the agent
+    /// has either taken on the START or has seen the VMI that authorises it.
+    fn absent_is_proven(&self, vmi: &VmiView) -> bool {
+        let absent = self.domain().is_some_and(|d| d.state == DomainState::Absent);
+        let Some(node) = self.node_name().filter(|_| absent) else { return false };
+        let session = self.node.get(&node).and_then(|n| n.session);
+        let Some(inv) = self.inventory.get(&node).filter(|i| i.complete && Some(i.session) == session) else {
+            return false;
+        };
+        match vmi.phase {
+            // It ran, and the agent knows the pod: the START was before.
+            Phase::Running => true,
+            // A Scheduled VMI whose domain is absent has, as a rule, not been started yet.
+            Phase::Scheduled => {
+                let used_up = matches!(self.start_told(), Some(Told::Refused(RefusalReason::AlreadyStarted, ..)));
+                used_up || (self.start_was_taken() && self.start_session() != Some(inv.session))
+            }
+            Phase::Unset
+            | Phase::Pending
+            | Phase::Scheduling
+            | Phase::Succeeded
+            | Phase::Failed
+            | Phase::Unknown => false,
+        }
+    }
+
+    /// The phase that an ended domain leads to.
+    pub(super) fn final_phase(cause: Cause, grace: Millis) -> Phase {
+        if cause.succeeded(grace) { Phase::Succeeded } else { Phase::Failed }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_termination_message_that_cannot_be_read_says_nothing_about_the_cause() {
+        assert_eq!(termination(r#"{"cause":"GuestShutdown","exit":0,"message":"bye"}"#), (Cause::GuestShutdown, "bye".into()));
+        assert_eq!(termination(r#"{"cause":"Later"}"#).0, Cause::OutcomeUnknown);
+        assert_eq!(termination("panicked at main.rs").0, Cause::OutcomeUnknown);
+        assert_eq!(termination("").0, Cause::OutcomeUnknown);
+    }
+}

@@ -1,0 +1,388 @@
+//! What is written into the VMI: phase, authority, conditions, guest facts, and the end of its finalizers.
+
+use super::{
+    cell::{At, Told, Vm, What},
+    command::Command,
+    phase::Next,
+    plan::without,
+    verdict::Evidence,
+};
+use crate::{
+    Millis, Timestamp,
+    condition::{self, Cond},
+    domain::{Domain, DomainState, InterfaceFacts},
+    object::Class,
+    observe::{Phase, VmiStatus, VmiView},
+};
+use api::names;
+use serde_json::{Map, Value, json};
+
+/// How long an agent may be silent before people are told.
+pub const SILENCE: Millis = Millis::secs(60);
+
+/// Conditions of a VMI that this cell writes. All others are kept as they are.
+const OWN: [&str; 6] = ["Ready", "Synchronized", "PodScheduled", "Paused", "AgentConnected", "LiveMigratable"];
+
+impl Vm {
+    pub(super) fn plan_vmi(&mut self, out: &mut Vec<Command>) {
+        let Some(vmi) = self.vmi.get().cloned() else { return };
+        if vmi.phase == Phase::Unknown {
+            return;
+        }
+        if !self.vmi.is_free(self.now) {
+            if let Some(at) = self.vmi.free_at(self.now) {
+                self.want_wake(at);
+            }
+            return;
+        }
+        if self.vmi.is_doubted() {
+            return self.confirm(At::Vmi, out);
+        }
+        // The pod is being rendered from the VMI at the version that we know.
+        if self.flights.values().any(|(_, w)| *w == What::CreatePod) {
+            return;
+        }
+        if self.owner_must_be_confirmed(&vmi) && self.vm.is_free(self.now) {
+            self.confirm(At::Vm, out);
+        }
+        let next = self.next_phase(&vmi);
+        let want = self.desired_vmi(&vmi, &next);
+        let mut meta = Map::new();
+        if want.node_label != vmi.node_label {
+            meta.insert("labels".into(), json!({names::LABEL_NODE_NAME: want.node_label}));
+        }
+        let loose = self.loosened(&vmi);
+        if !loose.is_empty() {
+            meta.insert("finalizers".into(), json!(without(&vmi.meta.finalizers, &loose)));
+        }
+        let status = diff(&vmi.status, &want.status);
+        if meta.is_empty() && status.is_empty() {
+            self.lazy.remove(&At::Vmi);
+            return;
+        }
+        let urgent = !meta.is_empty()
+            || (next.phase != vmi.phase && next.class == Class::Urgent)
+            || is_urgent(&vmi.status, &want.status, next.phase);
+        let class = if urgent { Class::Urgent } else { Class::Lazy };
+        if !self.is_due(At::Vmi, class) {
+            return;
+        }
+        let why = match (loose.is_empty(), next.phase != vmi.phase) {
+            (false, _) => "release",
+            (true, true) => next.phase.name(),
+            (true, false) => "status",
+        };
+        meta.insert("uid".into(), json!(vmi.meta.uid));
+        meta.insert("resourceVersion".into(), json!(vmi.meta.rv.to_string()));
+        let mut body = json!({"metadata": meta});
+        if !status.is_empty() {
+            body["status"] = Value::Object(status);
+        }
+        if self.patch(At::Vmi, self.vmi_ref(), false, class, why, body, out).is_some() && next.phase != vmi.phase {
+            self.note_phase(&next, out);
+        }
+    }
+
+    fn note_phase(&mut self, next: &Next, out: &mut Vec<Command>) {
+        let about = self.vmi_ref();
+        match (next.phase, next.evidence) {
+            (Phase::Running, _) => self.note(about, false, "Started", "The virtual machine is running", out),
+            (Phase::Succeeded, _) => self.note(about, false, "Stopped", "The virtual machine was shut down", out),
+            (Phase::Failed, Some(Evidence::PodRemoved)) => {
+                let text = "The launcher pod was removed: whoever removed it declared the virtual machine stopped";
+                self.note(about, true, "Stopped", text, out);
+            }
+            (Phase::Failed, _) => {
+                let reason = next.reason.clone().unwrap_or_default();
+                let text = match next.message.as_str() {
+                    "" => format!("The virtual machine failed: {reason}"),
+                    m => format!("The virtual machine failed: {reason}: {m}"),
+                };
+                self.note(about, true, "Stopped", &text, out);
+            }
+            (Phase::Unset | Phase::Pending | Phase::Scheduling | Phase::Scheduled | Phase::Unknown, _) => {}
+        }
+    }
+
+    fn desired_vmi(&mut self, vmi: &VmiView, next: &Next) -> Desired {
+        let mut s = vmi.status.clone();
+        let mut node_label = vmi.node_label.clone();
+        let now = self.now;
+        s.phase = next.phase.name().into();
+        s.reason.clone_from(&next.reason);
+        record_phase(&mut s, next.phase, now);
+        let pod = self.current_pod().cloned();
+        if next.phase == Phase::Scheduled
+            && vmi.phase != Phase::Scheduled
+            && let Some(p) = &pod
+            && let Some(node) = &p.node
+        {
+            s.node_name = Some(node.0.clone());
+            s.active_pods = [(p.meta.uid.0.clone(), node.0.clone())].into();
+            node_label = Some(node.0.clone());
+            s.launcher_container_image_version.clone_from(&p.image);
+        }
+        if let Some(p) = &pod
+            && p.qos_class.is_some()
+        {
+            s.qos_class.clone_from(&p.qos_class);
+        }
+        // A domain that is over says nothing new about the guest; addresses of a machine that ended are not shown.
+        if next.phase == Phase::Running
+            && let Some(d) = self.domain().cloned()
+        {
+            guest_facts(&mut s, &d);
+        }
+        self.conditions(vmi, next, &mut s.conditions);
+        Desired { status: s, node_label }
+    }
+
+    fn conditions(&mut self, vmi: &VmiView, next: &Next, conds: &mut Vec<Cond>) {
+        let now = self.now;
+        let mut put = |kind: &str, wish: Keep| match wish {
+            Keep::AsItIs => {}
+            Keep::Gone => condition::remove(conds, kind),
+            Keep::This(c) => condition::set(conds, c, now),
+        };
+        let ready = self.ready(next.phase);
+        let sync = self.synchronized(vmi, next.phase);
+        let scheduled = self.pod_scheduled(vmi, next.phase);
+        let domain = self.domain().filter(|_| next.phase == Phase::Running).cloned();
+        let silence_ends = self.silence_ends(next.phase);
+        put(OWN[0], Keep::This(ready));
+        put(OWN[1], sync.map_or(Keep::Gone, Keep::This));
+        put(OWN[2], scheduled.map_or(Keep::Gone, Keep::This));
+        match (&domain, next.phase) {
+            (Some(d), _) => {
+                let paused = (d.state == DomainState::Paused).then(|| {
+                    let by = if d.paused_reason.is_empty() { "PausedByUser" } else { &d.paused_reason };
+                    let text = match by {
+                        "PausedByUser" => "VMI was paused by user",
+                        "PausedIOError" => "VMI was paused, low-level IO error detected",
+                        _ => "VMI was paused",
+                    };
+                    Cond::new("Paused", true, by, text)
+                });
+                let known = d.state != DomainState::Deaf;
+                put(OWN[3], if known { paused.map_or(Keep::Gone, Keep::This) } else { Keep::AsItIs });
+                let agent = d.guest.agent_connected.then(|| Cond::new("AgentConnected", true, "", ""));
+                put(OWN[4], if known { agent.map_or(Keep::Gone, Keep::This) } else { Keep::AsItIs });
+            }
+            (None, Phase::Running) => {}
+            (
+                None,
+                Phase::Unset
+                | Phase::Pending
+                | Phase::Scheduling
+                | Phase::Scheduled
+                | Phase::Succeeded
+                | Phase::Failed
+                | Phase::Unknown,
+            ) => {
+                put(OWN[3], Keep::Gone);
+                put(OWN[4], Keep::Gone);
+            }
+        }
+        if next.phase == Phase::Running {
+            let text = "this version of virtfold does not migrate running machines";
+            put(OWN[5], Keep::This(Cond::new("LiveMigratable", false, "NotMigratable", text)));
+        }
+        if let Some(t) = silence_ends {
+            self.want_wake(t);
+        }
+    }
+
+    /// When silence of the agent that has begun becomes worth telling.
+    fn silence_ends(&self, phase: Phase) -> Option<Timestamp> {
+        if phase != Phase::Running && phase != Phase::Scheduled {
+            return None;
+        }
+        let since = self.node_fact()?.silent_since?;
+        Some(since.after(SILENCE)).filter(|t| *t > self.now)
+    }
+
+    /// Why the node that runs the domain cannot be asked.
+    pub(super) fn unreachable(&self) -> Option<(&'static str, String)> {
+        if self.domain().is_some_and(|d| d.state == DomainState::Deaf) {
+            return Some(("NodeUnresponsive", "the hypervisor does not answer".into()));
+        }
+        let n = self.node_fact()?;
+        if !n.ready {
+            return Some(("NodeUnreachable", format!("node {} is not ready", n.node)));
+        }
+        let silent = n.silent_since.is_some_and(|t| self.now >= t.after(SILENCE));
+        silent.then(|| ("NodeUnreachable", format!("the agent of node {} does not answer", n.node)))
+    }
+
+    fn ready(&self, phase: Phase) -> Cond {
+        let not = |reason: &str, message: &str| Cond::new("Ready", false, reason, message);
+        match phase {
+            Phase::Running => {}
+            Phase::Unset | Phase::Pending | Phase::Scheduling | Phase::Scheduled if self.current_pod().is_none() => {
+                return not("PodNotExists", "virt-launcher pod has not yet been scheduled");
+            }
+            Phase::Unset
+            | Phase::Pending
+            | Phase::Scheduling
+            | Phase::Scheduled
+            | Phase::Succeeded
+            | Phase::Failed
+            | Phase::Unknown => return not("GuestNotRunning", "Guest VM is not reported as running"),
+        }
+        if let Some((reason, message)) = self.unreachable() {
+            return not(reason, &message);
+        }
+        let Some(pod) = self.current_pod() else {
+            return not("PodNotExists", "virt-launcher pod has not yet been scheduled");
+        };
+        if pod.meta.deleting.is_some() {
+            return not("PodTerminating", "virt-launcher pod is terminating");
+        }
+        match &pod.ready {
+            None => not("PodConditionMissing", "virt-launcher pod is missing the Ready condition"),
+            Some(c) => Cond { kind: "Ready".into(), ..c.clone() },
+        }
+    }
+
+    fn synchronized(&self, vmi: &VmiView, phase: Phase) -> Option<Cond> {
+        let not = |reason: &str, message: String| Some(Cond::new("Synchronized", false, reason, message));
+        if phase.is_final() {
+            return None;
+        }
+        if let Some(e) = self.pod.error() {
+            let reason = if vmi.meta.deleting.is_some() { "FailedDelete" } else { "FailedCreate" };
+            return not(reason, format!("{}: {}", e.reason, e.message));
+        }
+        match phase {
+            Phase::Unset | Phase::Pending => {
+                let claim = self.missing_claim(vmi)?;
+                not("FailedPvcNotFound", format!("PVC {}/{claim} does not exist", self.key.namespace))
+            }
+            Phase::Scheduling => {
+                let (reason, message) = self.current_pod()?.image_error.clone()?;
+                not(&reason, message)
+            }
+            Phase::Scheduled => match self.start_told()? {
+                Told::Refused(reason, message, _) => {
+                    not("StartRefused", format!("the node refused to start it: {}: {message}", reason.name()))
+                }
+                Told::Sent | Told::Taken | Told::Lost(_) => None,
+            },
+            Phase::Running | Phase::Succeeded | Phase::Failed | Phase::Unknown => None,
+        }
+    }
+
+    fn pod_scheduled(&self, vmi: &VmiView, phase: Phase) -> Option<Cond> {
+        let early = match phase {
+            Phase::Unset | Phase::Pending | Phase::Scheduling => true,
+            Phase::Scheduled | Phase::Running | Phase::Succeeded | Phase::Failed | Phase::Unknown => false,
+        };
+        if !early {
+            return None;
+        }
+        if let Some(claim) = self.missing_claim(vmi) {
+            let text = format!("PVC {}/{claim} does not exist", self.key.namespace);
+            return Some(Cond::new("PodScheduled", false, "Unschedulable", text));
+        }
+        let c = self.current_pod()?.unscheduled.as_ref()?;
+        Some(Cond::new("PodScheduled", false, &c.reason, c.message.clone()))
+    }
+}
+
+enum Keep {
+    AsItIs,
+    Gone,
+    This(Cond),
+}
+
+struct Desired {
+    status: VmiStatus,
+    node_label: Option<String>,
+}
+
+/// Appends the phase, and those before it that were too short to be written on their own.
+fn record_phase(s: &mut VmiStatus, phase: Phase, now: Timestamp) {
+    let path: &[Phase] = match phase {
+        Phase::Scheduled => &[Phase::Scheduling, Phase::Scheduled],
+        Phase::Unset | Phase::Unknown => &[],
+        Phase::Pending => &[Phase::Pending],
+        Phase::Scheduling => &[Phase::Scheduling],
+        Phase::Running => &[Phase::Running],
+        Phase::Succeeded => &[Phase::Succeeded],
+        Phase::Failed => &[Phase::Failed],
+    };
+    for p in path {
+        if !s.phase_transition_timestamps.iter().any(|t| t.phase == p.name()) {
+            s.phase_transition_timestamps.push(api::PhaseTransition {
+                phase: p.name().into(),
+                phase_transition_timestamp: now.to_string(),
+            });
+        }
+    }
+}
+
+fn guest_facts(s: &mut VmiStatus, d: &Domain) {
+    if d.state == DomainState::Deaf {
+        return;
+    }
+    s.interfaces = d.guest.interfaces.iter().map(interface).collect();
+    let os = serde_json::to_value(&d.guest.os).unwrap_or_default();
+    let filled: Map<String, Value> = match os {
+        Value::Object(m) => m.into_iter().filter(|(_, v)| v.as_str().is_some_and(|t| !t.is_empty())).collect(),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => Map::new(),
+    };
+    s.guest_os_info = if filled.is_empty() { s.guest_os_info.take() } else { Value::Object(filled) };
+    s.fs_freeze_status = (d.guest.fs_freeze_status == "frozen").then(|| "frozen".to_owned());
+}
+
+fn interface(i: &InterfaceFacts) -> Value {
+    let mut m = Map::new();
+    let texts = [
+        ("name", &i.name),
+        ("mac", &i.mac),
+        ("ipAddress", &i.ip),
+        ("interfaceName", &i.interface_name),
+        ("infoSource", &i.info_source),
+        ("podInterfaceName", &i.pod_interface_name),
+        ("linkState", &i.link_state),
+    ];
+    for (k, v) in texts {
+        if !v.is_empty() {
+            m.insert(k.into(), json!(v));
+        }
+    }
+    if !i.ips.is_empty() {
+        m.insert("ipAddresses".into(), json!(i.ips));
+    }
+    if i.queue_count > 0 {
+        m.insert("queueCount".into(), json!(i.queue_count));
+    }
+    Value::Object(m)
+}
+
+/// The fields of a status that differ, as a merge patch.
+fn diff(old: &VmiStatus, new: &VmiStatus) -> Map<String, Value> {
+    let (Ok(Value::Object(a)), Ok(Value::Object(b))) = (serde_json::to_value(old), serde_json::to_value(new)) else {
+        return Map::new();
+    };
+    let mut out: Map<String, Value> = b.into_iter().filter(|(k, v)| a.get(k) != Some(v)).collect();
+    // A map is merged by a merge patch: pods that are no longer active have to be named.
+    if let Some(Value::Object(pods)) = out.get_mut("activePods") {
+        for gone in old.active_pods.keys().filter(|k| !new.active_pods.contains_key(*k)) {
+            pods.insert(gone.clone(), Value::Null);
+        }
+    }
+    if let (Some(Value::Object(os)), Value::Object(before)) = (out.get_mut("guestOSInfo"), &old.guest_os_info) {
+        for gone in before.keys().filter(|k| !os.contains_key(*k)).cloned().collect::<Vec<_>>() {
+            os.insert(gone, Value::Null);
+        }
+    }
+    out
+}
+
+/// A difference within a phase that somebody waits for.
+fn is_urgent(old: &VmiStatus, new: &VmiStatus, phase: Phase) -> bool {
+    let ready = |s: &VmiStatus| condition::is_true(&s.conditions, "Ready");
+    let paused = |s: &VmiStatus| condition::is_true(&s.conditions, "Paused");
+    phase == Phase::Running && (ready(new) != ready(old) || paused(old) != paused(new))
+}
