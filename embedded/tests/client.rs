@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod, Secret};
-use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, PropagationPolicy, WatchEvent, WatchParams};
-use kube::runtime::watcher::{self, Event};
+use kube::api::{
+    Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, PropagationPolicy, WatchEvent, WatchParams,
+};
 use kube::core::PartialObjectMeta;
 use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, Event};
 use serde_json::json;
 
 use crate::support::{admin, etcd_in, eventually, over, server};
@@ -46,20 +48,16 @@ async fn objects_live_through_their_whole_life() {
     assert_eq!(code(&maps.replace("a", &PostParams::default(), &next).await.unwrap_err()), (409, "Conflict".into()));
     let same = maps.replace("a", &PostParams::default(), &second).await.unwrap();
     assert_eq!(same.metadata.resource_version, second.metadata.resource_version);
-    let patched = maps
-        .patch("a", &PatchParams::default(), &Patch::Merge(json!({"data": {"k": null, "l": "3"}})))
-        .await
-        .unwrap();
+    let patched =
+        maps.patch("a", &PatchParams::default(), &Patch::Merge(json!({"data": {"k": null, "l": "3"}}))).await.unwrap();
     assert_eq!(patched.data.unwrap().into_iter().collect::<Vec<_>>(), [("l".to_owned(), "3".to_owned())]);
     let json: json_patch::Patch =
         serde_json::from_value(json!([{"op": "test", "path": "/data/l", "value": "nope"}])).unwrap();
     let e = maps.patch("a", &PatchParams::default(), &Patch::<ConfigMap>::Json(json)).await.unwrap_err();
     assert_eq!(code(&e).0, 422);
     // Deleting with the wrong UID is refused.
-    let wrong = DeleteParams::default().preconditions(kube::api::Preconditions {
-        uid: Some("other".into()),
-        resource_version: None,
-    });
+    let wrong = DeleteParams::default()
+        .preconditions(kube::api::Preconditions { uid: Some("other".into()), resource_version: None });
     assert_eq!(code(&maps.delete("a", &wrong).await.unwrap_err()), (409, "Conflict".into()));
     maps.delete("a", &DeleteParams::default()).await.unwrap();
     assert_eq!(code(&maps.get("a").await.unwrap_err()), (404, "NotFound".into()));
@@ -72,7 +70,8 @@ async fn finalizers_and_propagation_hold_objects() {
     let mut held = map("h", "1");
     held.metadata.finalizers = Some(vec!["example.com/held".into()]);
     maps.create(&PostParams::default(), &held).await.unwrap();
-    let foreground = DeleteParams { propagation_policy: Some(PropagationPolicy::Foreground), ..DeleteParams::default() };
+    let foreground =
+        DeleteParams { propagation_policy: Some(PropagationPolicy::Foreground), ..DeleteParams::default() };
     maps.delete("h", &foreground).await.unwrap();
     let there = maps.get("h").await.unwrap();
     assert!(there.metadata.deletion_timestamp.is_some());
@@ -187,8 +186,7 @@ async fn watchers_see_every_change_over_etcd_and_after_its_restart() {
     let pid = etcd_process(&sockets);
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL).unwrap();
     eventually("a write after etcd's restart", || async {
-        matches!(maps.create(&PostParams::default(), &map("late", "1")).await,
-            Ok(_) | Err(kube::Error::Api(_)))
+        matches!(maps.create(&PostParams::default(), &map("late", "1")).await, Ok(_) | Err(kube::Error::Api(_)))
             && maps.get("late").await.is_ok()
     })
     .await;
@@ -283,7 +281,8 @@ async fn writers_without_a_resource_version_do_not_lose_each_others_changes() {
 async fn secrets_and_generated_names() {
     let server = server().await;
     let secrets: Api<Secret> = Api::default_namespaced(server.client(admin()));
-    let s: Secret = serde_json::from_value(json!({"metadata": {"generateName": "s-"}, "stringData": {"a": "b"}})).unwrap();
+    let s: Secret =
+        serde_json::from_value(json!({"metadata": {"generateName": "s-"}, "stringData": {"a": "b"}})).unwrap();
     let made = secrets.create(&PostParams::default(), &s).await.unwrap();
     let name = made.metadata.name.unwrap();
     assert!(name.starts_with("s-") && name.len() == 7, "{name}");

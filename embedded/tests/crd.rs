@@ -69,7 +69,8 @@ fn thing(name: &str, spec: Value) -> Value {
 async fn a_definition_is_served_at_once_defaulted_pruned_and_checked() {
     let (server, user) = with_things().await;
     let spec = json!({"size": "small", "disks": [{"name": "a"}], "free": {"x": {"y": 1}}, "maybe": null, "what": 1});
-    let (code, made) = ask(&server, &user, "POST", &format!("{THINGS}?fieldValidation=Ignore"), Some(thing("a", spec))).await;
+    let (code, made) =
+        ask(&server, &user, "POST", &format!("{THINGS}?fieldValidation=Ignore"), Some(thing("a", spec))).await;
     assert_eq!(code, 201, "{made}");
     assert_eq!(
         made["spec"],
@@ -92,7 +93,11 @@ async fn a_definition_is_served_at_once_defaulted_pruned_and_checked() {
             "FieldValueTypeInvalid",
             "Invalid value: \"string\": spec.running in body must be of type boolean: \"string\"",
         ),
-        ("spec.replicas", "FieldValueInvalid", "Invalid value: -1: spec.replicas in body should be greater than or equal to 0"),
+        (
+            "spec.replicas",
+            "FieldValueInvalid",
+            "Invalid value: -1: spec.replicas in body should be greater than or equal to 0",
+        ),
         ("spec.disks[1]", "FieldValueDuplicate", "Duplicate value: {\"name\":\"a\"}"),
     ] {
         assert!(causes.contains(&want), "{want:?} in {causes:#?}");
@@ -121,7 +126,8 @@ async fn status_spec_generation_and_scale_are_kept_apart() {
         let (server, user) = (server.clone(), user.clone());
         async move { ask_with(&server, &user, "PATCH", &p, "application/merge-patch+json", body.to_string()).await }
     };
-    let (code, o) = patch(format!("{path}/status"), json!({"status": {"phase": "Up"}, "spec": {"size": "large"}})).await;
+    let (code, o) =
+        patch(format!("{path}/status"), json!({"status": {"phase": "Up"}, "spec": {"size": "large"}})).await;
     assert_eq!((code, &o["spec"]["size"], &o["status"]["phase"]), (200, &json!("small"), &json!("Up")));
     assert_eq!(o["metadata"]["generation"], 1);
     let (_, o) = patch(path.clone(), json!({"status": {"phase": "Down"}, "spec": {"size": "large"}})).await;
@@ -131,7 +137,8 @@ async fn status_spec_generation_and_scale_are_kept_apart() {
     let (code, s) = patch(format!("{path}/scale"), json!({"spec": {"replicas": 3}})).await;
     assert_eq!((code, &s["spec"]["replicas"], &s["kind"]), (200, &json!(3), &json!("Scale")));
     assert_eq!(ask(&server, &user, "GET", &path, None).await.1["spec"]["replicas"], 3);
-    let strategic = ask_with(&server, &user, "PATCH", &path, "application/strategic-merge-patch+json", "{}".into()).await;
+    let strategic =
+        ask_with(&server, &user, "PATCH", &path, "application/strategic-merge-patch+json", "{}".into()).await;
     assert_eq!(strategic.0, 415);
     // A replace of a custom object must say which one it replaces.
     let (code, status) = ask(&server, &user, "PUT", &path, Some(thing("a", json!({"size": "small"})))).await;

@@ -141,7 +141,8 @@ impl PodLogs for Logs {
 async fn logs_come_from_whoever_has_them() {
     let server = server().await;
     server.set_logs(Arc::new(Logs));
-    let pod = json!({"metadata": {"name": "p"}, "spec": {"nodeName": "n", "containers": [{"name": "c", "image": "i"}]}});
+    let pod =
+        json!({"metadata": {"name": "p"}, "spec": {"nodeName": "n", "containers": [{"name": "c", "image": "i"}]}});
     assert_eq!(ask(&server, &admin(), "POST", "/api/v1/namespaces/default/pods", Some(pod)).await.0, 201);
     let path = "/api/v1/namespaces/default/pods/p/log?tailLines=3";
     assert_eq!(ask(&server, &admin(), "GET", path, None).await, (200, "\"p\" c Some(3)".into()));

@@ -93,8 +93,7 @@ async fn tokens_of_service_accounts_are_issued_and_believed() {
     assert_eq!(code, 201);
     let token = request["status"]["token"].as_str().unwrap().to_owned();
     let review = json!({"spec": {"token": token}});
-    let (_, answer) =
-        ask(&server, &admin(), "POST", "/apis/authentication.k8s.io/v1/tokenreviews", Some(review)).await;
+    let (_, answer) = ask(&server, &admin(), "POST", "/apis/authentication.k8s.io/v1/tokenreviews", Some(review)).await;
     assert_eq!(answer["status"]["user"]["username"], "system:serviceaccount:default:default");
     let ask_as = |token: String| {
         let server = server.clone();
@@ -122,11 +121,13 @@ async fn what_is_too_old_or_too_new_is_said() {
     assert_eq!(ask(&server, &admin(), "GET", &exact, None).await.0, 200);
     let (code, _) = ask(&server, &admin(), "GET", &format!("{MAPS}?continue=nonsense"), None).await;
     assert_eq!(code, 400);
-    let (code, _) = ask(&server, &admin(), "GET", &format!("{MAPS}?watch=1&timeoutSeconds=1&resourceVersion={now}"), None).await;
+    let (code, _) =
+        ask(&server, &admin(), "GET", &format!("{MAPS}?watch=1&timeoutSeconds=1&resourceVersion={now}"), None).await;
     assert_eq!(code, 200);
     let (code, status) = ask(&server, &admin(), "GET", &format!("{MAPS}?fieldSelector=data.x%3D1"), None).await;
     assert_eq!((code, &status["message"]), (400, &json!("field label not supported: data.x")));
-    let apply = ask_with(&server, &admin(), "PATCH", &format!("{MAPS}/x"), "application/apply-patch+yaml", "{}".into()).await;
+    let apply =
+        ask_with(&server, &admin(), "PATCH", &format!("{MAPS}/x"), "application/apply-patch+yaml", "{}".into()).await;
     assert_eq!((apply.0, &apply.1["reason"]), (415, &json!("UnsupportedMediaType")));
 }
 
@@ -162,7 +163,8 @@ async fn a_taken_port_is_named_and_certificates_say_who_somebody_is() {
     let error = https::listen(up.address).await.unwrap_err();
     assert!(error.to_string().contains(&up.address.port().to_string()), "{error}");
     let config = kube::config::Kubeconfig::read_from(&up.kubeconfig).unwrap();
-    let config = kube::Config::from_custom_kubeconfig(config, &kube::config::KubeConfigOptions::default()).await.unwrap();
+    let config =
+        kube::Config::from_custom_kubeconfig(config, &kube::config::KubeConfigOptions::default()).await.unwrap();
     let client = kube::Client::try_from(config).unwrap();
     let review = ::http::Request::post("/apis/authentication.k8s.io/v1/selfsubjectreviews")
         .header("content-type", "application/json")

@@ -32,15 +32,13 @@ impl Kubectl {
 
     async fn raw(&self, args: &[&str], input: &str) -> (bool, String, String) {
         use tokio::io::AsyncWriteExt;
-        let mut child = self
-            .command(args)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut child =
+            self.command(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         child.stdin.take().unwrap().write_all(input.as_bytes()).await.unwrap();
-        let out = tokio::time::timeout(Duration::from_secs(60), child.wait_with_output()).await.expect("kubectl ends").unwrap();
+        let out = tokio::time::timeout(Duration::from_secs(60), child.wait_with_output())
+            .await
+            .expect("kubectl ends")
+            .unwrap();
         let text = |b: &[u8]| String::from_utf8_lossy(b).into_owned();
         (out.status.success(), text(&out.stdout), text(&out.stderr))
     }
@@ -129,7 +127,9 @@ async fn kubectl_works_unchanged() {
     assert!(k.ok(&["get", "all"]).await.contains("thing.example.com/t"));
     assert_eq!(k.ok(&["get", "pods", "-l", "app=b", "-o", "name"]).await.trim(), "pod/p");
     assert_eq!(k.ok(&["get", "pods", "--field-selector", "metadata.name=x", "-o", "name"]).await.trim(), "");
-    assert!(k.fails(&["get", "pod", "none"], "").await.contains("Error from server (NotFound): pods \"none\" not found"));
+    assert!(
+        k.fails(&["get", "pod", "none"], "").await.contains("Error from server (NotFound): pods \"none\" not found")
+    );
 
     // Changing.
     k.ok(&["label", "pod", "p", "x=y"]).await;
@@ -137,9 +137,11 @@ async fn kubectl_works_unchanged() {
     k.ok(&["patch", "thing", "t", "--type=merge", "-p", "{\"spec\":{\"running\":true}}"]).await;
     let json = "[{\"op\":\"replace\",\"path\":\"/spec/size\",\"value\":\"small\"}]";
     k.ok(&["patch", "thing", "t", "--type=json", "-p", json]).await;
-    k.ok(&["patch", "pod", "p", "-p", "{\"spec\":{\"containers\":[{\"name\":\"c\",\"image\":\"example/image:2\"}]}}"]).await;
+    k.ok(&["patch", "pod", "p", "-p", "{\"spec\":{\"containers\":[{\"name\":\"c\",\"image\":\"example/image:2\"}]}}"])
+        .await;
     assert_eq!(k.ok(&["get", "pod", "p", "-o", "jsonpath={.spec.containers[0].image}"]).await, "example/image:2");
-    k.ok(&["patch", "thing", "t", "--subresource=status", "--type=merge", "-p", "{\"status\":{\"phase\":\"Up\"}}"]).await;
+    k.ok(&["patch", "thing", "t", "--subresource=status", "--type=merge", "-p", "{\"status\":{\"phase\":\"Up\"}}"])
+        .await;
     k.ok(&["wait", "--for=jsonpath={.status.phase}=Up", "thing/t", "--timeout=10s"]).await;
     k.ok(&["scale", "thing/t", "--replicas=4"]).await;
     assert_eq!(k.ok(&["get", "thing", "t", "-o", "jsonpath={.spec.replicas}"]).await, "4");
@@ -183,16 +185,21 @@ async fn kubectl_works_unchanged() {
     assert!(k.ok(&["events"]).await.contains("hello"));
     assert!(k.ok(&["get", "events"]).await.contains("Tested"));
     let log = dir.path().join("watch.log");
-    let mut watch = k
-        .command(&["get", "things", "-w"])
-        .stdout(std::fs::File::create(&log).unwrap())
-        .spawn()
-        .unwrap();
+    let mut watch = k.command(&["get", "things", "-w"]).stdout(std::fs::File::create(&log).unwrap()).spawn().unwrap();
     crate::support::eventually("the watch shows the thing", || async {
         std::fs::read_to_string(&log).unwrap().contains("large")
     })
     .await;
-    k.ok(&["patch", "thing", "t", "--subresource=status", "--type=merge", "-p", "{\"status\":{\"phase\":\"Watched\"}}"]).await;
+    k.ok(&[
+        "patch",
+        "thing",
+        "t",
+        "--subresource=status",
+        "--type=merge",
+        "-p",
+        "{\"status\":{\"phase\":\"Watched\"}}",
+    ])
+    .await;
     crate::support::eventually("the watch shows the change", || async {
         std::fs::read_to_string(&log).unwrap().contains("Watched")
     })

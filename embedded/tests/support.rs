@@ -43,12 +43,8 @@ pub async fn over(storage: Arc<dyn Storage>) -> ApiServer {
 
 /// A real etcd in a folder.
 pub async fn etcd_in(folder: &Path) -> (Arc<etcd::Etcd>, storage::Etcd) {
-    let config = etcd::Config {
-        data: folder.join("etcd"),
-        run: folder.join("r"),
-        log: folder.join("etcd.log"),
-        program: None,
-    };
+    let config =
+        etcd::Config { data: folder.join("etcd"), run: folder.join("r"), log: folder.join("etcd.log"), program: None };
     let process = etcd::Etcd::start(config).await.unwrap();
     let store = storage::Etcd::new(&process.endpoint()).unwrap();
     (process, store)

@@ -28,10 +28,8 @@ fn open_role(name: &str, rules: &Value, into: Option<&str>) -> Value {
 }
 
 fn binding(name: &str, role: &str, groups: &[&str]) -> Value {
-    let subjects: Vec<Value> = groups
-        .iter()
-        .map(|g| json!({"kind": "Group", "name": g, "apiGroup": "rbac.authorization.k8s.io"}))
-        .collect();
+    let subjects: Vec<Value> =
+        groups.iter().map(|g| json!({"kind": "Group", "name": g, "apiGroup": "rbac.authorization.k8s.io"})).collect();
     json!({
         "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
         "metadata": {"name": name, "labels": {LABEL: "rbac-defaults"}},
@@ -44,13 +42,22 @@ fn binding(name: &str, role: &str, groups: &[&str]) -> Value {
 #[must_use]
 pub fn objects() -> Vec<Value> {
     let core_read = [
-        "configmaps", "events", "limitranges", "namespaces", "namespaces/status", "persistentvolumeclaims",
-        "persistentvolumeclaims/status", "pods", "pods/log", "pods/status", "resourcequotas", "resourcequotas/status",
+        "configmaps",
+        "events",
+        "limitranges",
+        "namespaces",
+        "namespaces/status",
+        "persistentvolumeclaims",
+        "persistentvolumeclaims/status",
+        "pods",
+        "pods/log",
+        "pods/status",
+        "resourcequotas",
+        "resourcequotas/status",
         "serviceaccounts",
     ];
-    let core_write = [
-        "configmaps", "events", "persistentvolumeclaims", "pods", "pods/eviction", "secrets", "serviceaccounts",
-    ];
+    let core_write =
+        ["configmaps", "events", "persistentvolumeclaims", "pods", "pods/eviction", "secrets", "serviceaccounts"];
     let all: Vec<&str> = [READ.as_slice(), &WRITE].concat();
     let view = json!([
         {"verbs": READ, "apiGroups": [""], "resources": core_read},
@@ -74,7 +81,9 @@ pub fn objects() -> Vec<Value> {
     };
     let mut admin_role = open_role("admin", &join(&[&view, &edit, &admin]), None);
     for also in ["aggregate-to-edit", "aggregate-to-view"] {
-        if let Some(list) = admin_role.pointer_mut("/aggregationRule/clusterRoleSelectors").and_then(Value::as_array_mut) {
+        if let Some(list) =
+            admin_role.pointer_mut("/aggregationRule/clusterRoleSelectors").and_then(Value::as_array_mut)
+        {
             list.push(json!({"matchLabels": {format!("rbac.authorization.k8s.io/{also}"): "true"}}));
         }
     }

@@ -48,18 +48,15 @@ impl User {
     /// Somebody who showed no credentials.
     #[must_use]
     pub fn anonymous() -> Self {
-        Self {
-            name: "system:anonymous".into(),
-            groups: vec!["system:unauthenticated".into()],
-            ..Self::default()
-        }
+        Self { name: "system:anonymous".into(), groups: vec!["system:unauthenticated".into()], ..Self::default() }
     }
 
     /// A service account.
     #[must_use]
     pub fn service_account(namespace: &str, name: &str, uid: &str) -> Self {
         let all = format!("system:serviceaccounts:{namespace}");
-        let mut user = Self::new(&format!("system:serviceaccount:{namespace}:{name}"), &["system:serviceaccounts", &all]);
+        let mut user =
+            Self::new(&format!("system:serviceaccount:{namespace}:{name}"), &["system:serviceaccounts", &all]);
         user.uid = uid.into();
         user
     }
@@ -101,9 +98,6 @@ impl Attributes {
         } else {
             format!("in the namespace {:?}", self.namespace)
         };
-        format!(
-            "User {:?} cannot {} resource {resource:?} in API group {:?} {scope}",
-            user.name, self.verb, self.group
-        )
+        format!("User {:?} cannot {} resource {resource:?} in API group {:?} {scope}", user.name, self.verb, self.group)
     }
 }

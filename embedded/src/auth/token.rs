@@ -52,7 +52,15 @@ impl Authenticator {
 
     /// Signs a token for a service account.
     #[must_use]
-    pub fn issue(&self, namespace: &str, name: &str, uid: &str, audiences: &[String], seconds: i64, now: i64) -> String {
+    pub fn issue(
+        &self,
+        namespace: &str,
+        name: &str,
+        uid: &str,
+        audiences: &[String],
+        seconds: i64,
+        now: i64,
+    ) -> String {
         let audiences = if audiences.is_empty() { vec![self.issuer.clone()] } else { audiences.to_vec() };
         let claims = json!({
             "iss": self.issuer, "aud": audiences, "iat": now, "nbf": now, "exp": now + seconds,
@@ -83,8 +91,12 @@ impl Authenticator {
     /// Who a token stands for, and for which of the asked audiences (of the server's own when none is asked).
     #[must_use]
     pub fn user(&self, token: &str, audiences: &[String], now: i64) -> Option<(User, Vec<String>)> {
-        if let Some((_, user)) = self.fixed.iter().find(|(t, _)| !t.is_empty() && same(t.as_bytes(), token.as_bytes())) {
-            return Some((user.clone(), if audiences.is_empty() { vec![self.issuer.clone()] } else { audiences.to_vec() }));
+        if let Some((_, user)) = self.fixed.iter().find(|(t, _)| !t.is_empty() && same(t.as_bytes(), token.as_bytes()))
+        {
+            return Some((
+                user.clone(),
+                if audiences.is_empty() { vec![self.issuer.clone()] } else { audiences.to_vec() },
+            ));
         }
         if self.key.is_empty() {
             return None;
@@ -108,8 +120,11 @@ impl Authenticator {
             return None;
         }
         let own = claims.get("kubernetes.io")?;
-        let user =
-            User::service_account(text(own, "/namespace"), text(own, "/serviceaccount/name"), text(own, "/serviceaccount/uid"));
+        let user = User::service_account(
+            text(own, "/namespace"),
+            text(own, "/serviceaccount/name"),
+            text(own, "/serviceaccount/uid"),
+        );
         Some((user, fits))
     }
 }

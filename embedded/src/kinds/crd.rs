@@ -35,11 +35,9 @@ impl Behaviour for Definition {
     }
     fn validate(&self, o: &Value, errors: &mut Vec<FieldError>) {
         let (group, plural) = (text(o, "/spec/group"), text(o, "/spec/names/plural"));
-        for (field, v) in [
-            ("spec.group", group),
-            ("spec.names.plural", plural),
-            ("spec.names.kind", text(o, "/spec/names/kind")),
-        ] {
+        for (field, v) in
+            [("spec.group", group), ("spec.names.plural", plural), ("spec.names.kind", text(o, "/spec/names/kind"))]
+        {
             if v.is_empty() {
                 errors.push(FieldError::required(field, ""));
             }
@@ -68,7 +66,8 @@ impl Behaviour for Definition {
                 None => errors.push(FieldError::required(path, "schemas are required")),
                 Some(schema) => {
                     for (field, body) in problems(schema, &path) {
-                        let reason = if body.starts_with("Required") { "FieldValueRequired" } else { "FieldValueInvalid" };
+                        let reason =
+                            if body.starts_with("Required") { "FieldValueRequired" } else { "FieldValueInvalid" };
                         errors.push(FieldError { reason, field, body });
                     }
                 }

@@ -81,7 +81,12 @@ impl Behaviour for Pod {
                 }
                 for probe in ["livenessProbe", "readinessProbe", "startupProbe"] {
                     if let Some(p) = c.get_mut(probe) {
-                        for (k, n) in [("timeoutSeconds", 1), ("periodSeconds", 10), ("successThreshold", 1), ("failureThreshold", 3)] {
+                        for (k, n) in [
+                            ("timeoutSeconds", 1),
+                            ("periodSeconds", 10),
+                            ("successThreshold", 1),
+                            ("failureThreshold", 3),
+                        ] {
                             default(p, &[k], n);
                         }
                     }
@@ -158,7 +163,11 @@ impl Behaviour for Pod {
                         && q > l
                     {
                         let why = format!("must be less than or equal to {r} limit of {l}");
-                        errors.push(FieldError::invalid(format!("{path}.resources.requests"), &q.to_string().into(), &why));
+                        errors.push(FieldError::invalid(
+                            format!("{path}.resources.requests"),
+                            &q.to_string().into(),
+                            &why,
+                        ));
                     }
                 }
             }
@@ -181,7 +190,8 @@ impl Behaviour for Pod {
                 }
             }
             let map = object(&mut spec);
-            for free in ["activeDeadlineSeconds", "tolerations", "terminationGracePeriodSeconds", "ephemeralContainers"] {
+            for free in ["activeDeadlineSeconds", "tolerations", "terminationGracePeriodSeconds", "ephemeralContainers"]
+            {
                 map.remove(free);
             }
             if !items(old, "/spec/schedulingGates").is_empty() {

@@ -49,8 +49,8 @@ const OPERATIONS_MAX: usize = 10_000;
 /// # Errors
 /// 400 for what is no patch, 422 where it does not fit the object.
 pub fn apply(kind: Kind, resource: &Resource, old: &Value, patch: &[u8]) -> Result<Value, Status> {
-    let parsed: Value = serde_json::from_slice(patch)
-        .map_err(|e| Status::bad_request(format!("error decoding patch: {e}")))?;
+    let parsed: Value =
+        serde_json::from_slice(patch).map_err(|e| Status::bad_request(format!("error decoding patch: {e}")))?;
     match kind {
         Kind::Json => {
             let operations: json_patch::Patch = serde_json::from_value(parsed)
@@ -59,7 +59,10 @@ pub fn apply(kind: Kind, resource: &Resource, old: &Value, patch: &[u8]) -> Resu
                 return Err(Status::new(
                     413,
                     "RequestEntityTooLarge",
-                    format!("The allowed maximum operations in a JSON patch is {OPERATIONS_MAX}, got {}", operations.0.len()),
+                    format!(
+                        "The allowed maximum operations in a JSON patch is {OPERATIONS_MAX}, got {}",
+                        operations.0.len()
+                    ),
                 ));
             }
             let mut new = old.clone();
@@ -283,30 +286,36 @@ mod tests {
             },
             "status": {"conditions": [{"type": "Ready", "status": "False"}]},
         });
-        let new = merged(&old, &json!({
-            "metadata": {"labels": {"a": null, "c": "3"}, "finalizers": ["z/w"]},
-            "spec": {
-                "containers": [
-                    {"name": "a", "args": ["3"], "env": [{"name": "F", "value": "2"}]},
-                    {"name": "b", "$patch": "delete"},
-                    {"name": "c", "image": "k"},
-                ],
-                "tolerations": [{"key": "u"}],
-            },
-            "status": {"conditions": [{"type": "Ready", "status": "True"}, {"type": "New", "status": "True"}]},
-        }));
-        assert_eq!(new, json!({
-            "metadata": {"labels": {"b": "2", "c": "3"}, "finalizers": ["x/y", "z/w"]},
-            "spec": {
-                "containers": [
-                    {"name": "a", "image": "i", "args": ["3"],
-                     "env": [{"name": "E", "value": "1"}, {"name": "F", "value": "2"}]},
-                    {"name": "c", "image": "k"},
-                ],
-                "tolerations": [{"key": "u"}],
-            },
-            "status": {"conditions": [{"type": "Ready", "status": "True"}, {"type": "New", "status": "True"}]},
-        }));
+        let new = merged(
+            &old,
+            &json!({
+                "metadata": {"labels": {"a": null, "c": "3"}, "finalizers": ["z/w"]},
+                "spec": {
+                    "containers": [
+                        {"name": "a", "args": ["3"], "env": [{"name": "F", "value": "2"}]},
+                        {"name": "b", "$patch": "delete"},
+                        {"name": "c", "image": "k"},
+                    ],
+                    "tolerations": [{"key": "u"}],
+                },
+                "status": {"conditions": [{"type": "Ready", "status": "True"}, {"type": "New", "status": "True"}]},
+            }),
+        );
+        assert_eq!(
+            new,
+            json!({
+                "metadata": {"labels": {"b": "2", "c": "3"}, "finalizers": ["x/y", "z/w"]},
+                "spec": {
+                    "containers": [
+                        {"name": "a", "image": "i", "args": ["3"],
+                         "env": [{"name": "E", "value": "1"}, {"name": "F", "value": "2"}]},
+                        {"name": "c", "image": "k"},
+                    ],
+                    "tolerations": [{"key": "u"}],
+                },
+                "status": {"conditions": [{"type": "Ready", "status": "True"}, {"type": "New", "status": "True"}]},
+            })
+        );
     }
 
     #[test]
@@ -315,17 +324,23 @@ mod tests {
             "metadata": {"finalizers": ["a/a", "b/b"], "labels": {"x": "1"}},
             "spec": {"volumes": [{"name": "v", "emptyDir": {}}], "containers": [{"name": "a"}, {"name": "b"}]},
         });
-        let new = merged(&old, &json!({
-            "metadata": {"$deleteFromPrimitiveList/finalizers": ["a/a"], "labels": {"$patch": "replace", "y": "2"}},
-            "spec": {
-                "volumes": [{"name": "v", "$retainKeys": ["name", "secret"], "secret": {"secretName": "s"}}],
-                "$setElementOrder/containers": [{"name": "b"}, {"name": "a"}],
-            },
-        }));
-        assert_eq!(new, json!({
-            "metadata": {"finalizers": ["b/b"], "labels": {"y": "2"}},
-            "spec": {"volumes": [{"name": "v", "secret": {"secretName": "s"}}], "containers": [{"name": "b"}, {"name": "a"}]},
-        }));
+        let new = merged(
+            &old,
+            &json!({
+                "metadata": {"$deleteFromPrimitiveList/finalizers": ["a/a"], "labels": {"$patch": "replace", "y": "2"}},
+                "spec": {
+                    "volumes": [{"name": "v", "$retainKeys": ["name", "secret"], "secret": {"secretName": "s"}}],
+                    "$setElementOrder/containers": [{"name": "b"}, {"name": "a"}],
+                },
+            }),
+        );
+        assert_eq!(
+            new,
+            json!({
+                "metadata": {"finalizers": ["b/b"], "labels": {"y": "2"}},
+                "spec": {"volumes": [{"name": "v", "secret": {"secretName": "s"}}], "containers": [{"name": "b"}, {"name": "a"}]},
+            })
+        );
         let e = apply(Kind::Strategic, &pods(), &old, br#"{"spec":{"containers":[{"image":"x"}]}}"#).unwrap_err();
         assert_eq!(e.code, 422);
         assert!(e.message.contains("does not contain declared merge key: name"), "{e}");

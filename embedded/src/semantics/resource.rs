@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+use super::FieldError;
 use super::names::NameRule;
 use super::schema::Schema;
 use super::value::text;
-use super::FieldError;
 
 /// What a built-in kind does beyond what all kinds do. Every method has the neutral default.
 pub trait Behaviour: Send + Sync {
@@ -181,17 +181,17 @@ impl Resource {
     /// The prefix of the keys of one namespace ("" for all).
     #[must_use]
     pub fn prefix_in(&self, namespace: &str) -> String {
-        if namespace.is_empty() || !self.namespaced {
-            self.prefix()
-        } else {
-            format!("{}{namespace}/", self.prefix())
-        }
+        if namespace.is_empty() || !self.namespaced { self.prefix() } else { format!("{}{namespace}/", self.prefix()) }
     }
 
     /// The key of one object.
     #[must_use]
     pub fn key(&self, namespace: &str, name: &str) -> String {
-        if self.namespaced { format!("{}{namespace}/{name}", self.prefix()) } else { format!("{}{name}", self.prefix()) }
+        if self.namespaced {
+            format!("{}{namespace}/{name}", self.prefix())
+        } else {
+            format!("{}{name}", self.prefix())
+        }
     }
 
     /// Whether a field selector may use the path.

@@ -31,7 +31,9 @@ impl Selector {
     pub fn parse(labels: &str, fields: &str, resource: &Resource) -> Result<Self, Status> {
         let labels = split(labels)
             .into_iter()
-            .map(|part| label(part).ok_or_else(|| Status::bad_request(format!("unable to parse requirement: {part:?}"))))
+            .map(|part| {
+                label(part).ok_or_else(|| Status::bad_request(format!("unable to parse requirement: {part:?}")))
+            })
             .collect::<Result<_, _>>()?;
         let mut out = Self { labels, fields: Vec::new() };
         for part in fields.split(',').map(str::trim).filter(|p| !p.is_empty()) {
@@ -149,10 +151,16 @@ fn label(part: &str) -> Option<Label> {
         let v = v.trim();
         return super::names::check_label_value(v).is_none().then_some(Label::In(key(k)?, vec![v.to_owned()]));
     }
-    if let Some((k, v)) = part.split_once(" notin ").or_else(|| part.split_once(" notin(").map(|(k, _)| (k, &part[part.find('(').unwrap_or(0)..]))) {
+    if let Some((k, v)) = part
+        .split_once(" notin ")
+        .or_else(|| part.split_once(" notin(").map(|(k, _)| (k, &part[part.find('(').unwrap_or(0)..])))
+    {
         return Some(Label::NotIn(key(k)?, set(v)?));
     }
-    if let Some((k, v)) = part.split_once(" in ").or_else(|| part.split_once(" in(").map(|(k, _)| (k, &part[part.find('(').unwrap_or(0)..]))) {
+    if let Some((k, v)) = part
+        .split_once(" in ")
+        .or_else(|| part.split_once(" in(").map(|(k, _)| (k, &part[part.find('(').unwrap_or(0)..])))
+    {
         return Some(Label::In(key(k)?, set(v)?));
     }
     if let Some((k, v)) = part.split_once('>') {

@@ -70,10 +70,13 @@ pub struct Decoded {
 pub fn shape(resource: &Resource, mut object: Value, duplicates: &[String]) -> Result<Decoded, Status> {
     let api_version = resource.api_version();
     if !object.is_object() {
-        return Err(Status::bad_request("the object provided is unrecognized: couldn't get version/kind; json parse error"));
+        return Err(Status::bad_request(
+            "the object provided is unrecognized: couldn't get version/kind; json parse error",
+        ));
     }
     let (said_version, said_kind) = (text(&object, "/apiVersion").to_owned(), text(&object, "/kind").to_owned());
-    if (!said_kind.is_empty() && said_kind != resource.kind) || (!said_version.is_empty() && said_version != api_version)
+    if (!said_kind.is_empty() && said_kind != resource.kind)
+        || (!said_version.is_empty() && said_version != api_version)
     {
         return Err(Status::bad_request(if said_version.is_empty() || said_version == api_version {
             format!(
@@ -350,8 +353,15 @@ pub fn update(
     }
     let m = meta(&mut new);
     for key in [
-        "name", "namespace", "generateName", "uid", "creationTimestamp", "deletionTimestamp",
-        "deletionGracePeriodSeconds", "generation", "resourceVersion",
+        "name",
+        "namespace",
+        "generateName",
+        "uid",
+        "creationTimestamp",
+        "deletionTimestamp",
+        "deletionGracePeriodSeconds",
+        "generation",
+        "resourceVersion",
     ] {
         value::put(m, key, old_meta.get(key).cloned());
     }
@@ -415,7 +425,9 @@ impl DeleteOptions {
         let grace = match body.get("gracePeriodSeconds").and_then(number) {
             Some(n) => Some(n),
             None => match query("gracePeriodSeconds") {
-                Some(t) => Some(t.parse().map_err(|_| Status::bad_request(format!("invalid gracePeriodSeconds {t:?}")))?),
+                Some(t) => {
+                    Some(t.parse().map_err(|_| Status::bad_request(format!("invalid gracePeriodSeconds {t:?}")))?)
+                }
                 None => None,
             },
         };
@@ -444,7 +456,8 @@ impl DeleteOptions {
             }
         };
         let dry_run = !value::items(body, "/dryRun").is_empty() || query("dryRun").is_some_and(|d| !d.is_empty());
-        let condition = |key: &str| body.pointer(&format!("/preconditions/{key}")).and_then(Value::as_str).map(str::to_owned);
+        let condition =
+            |key: &str| body.pointer(&format!("/preconditions/{key}")).and_then(Value::as_str).map(str::to_owned);
         Ok(Self { grace, uid: condition("uid"), resource_version: condition("resourceVersion"), propagation, dry_run })
     }
 }
@@ -472,8 +485,7 @@ pub fn delete(resource: &Resource, old: &Value, options: &DeleteOptions, moment:
         if let Some(wanted) = wanted
             && wanted != is
         {
-            let why =
-                format!("Precondition failed: {what} in precondition: {wanted}, {what} in object meta: {is}");
+            let why = format!("Precondition failed: {what} in precondition: {wanted}, {what} in object meta: {is}");
             return Err(Status::conflict(&resource.group, &resource.plural, name(old), &why));
         }
     }
@@ -617,9 +629,12 @@ mod tests {
     #[test]
     fn deletion_is_decided_by_grace_finalizers_and_preconditions() {
         let r = resource("pods");
-        let pod = |meta: Value| json!({"metadata": meta, "spec": {"nodeName": "n", "terminationGracePeriodSeconds": 7}});
+        let pod =
+            |meta: Value| json!({"metadata": meta, "spec": {"nodeName": "n", "terminationGracePeriodSeconds": 7}});
         let plain = pod(json!({"name": "p", "uid": "1", "resourceVersion": "5"}));
-        let Deletion::Mark(marked) = delete(&r, &plain, &DeleteOptions::default(), &moment()).unwrap() else { panic!() };
+        let Deletion::Mark(marked) = delete(&r, &plain, &DeleteOptions::default(), &moment()).unwrap() else {
+            panic!()
+        };
         assert_eq!(marked["metadata"]["deletionGracePeriodSeconds"], 7);
         assert_eq!(marked["metadata"]["deletionTimestamp"], "1970-01-12T13:46:47Z");
         let again = delete(&r, &marked, &DeleteOptions::default(), &moment()).unwrap();
@@ -636,7 +651,8 @@ mod tests {
         let foreground = DeleteOptions { propagation: Some(Propagation::Foreground), ..now.clone() };
         let Deletion::Mark(f) = delete(&r, &plain, &foreground, &moment()).unwrap() else { panic!() };
         assert_eq!(finalizers(&f), [FOREGROUND_FINALIZER]);
-        let Deletion::Remove(_) = delete(&r, &f, &DeleteOptions { propagation: Some(Propagation::Background), ..now }, &moment()).unwrap()
+        let Deletion::Remove(_) =
+            delete(&r, &f, &DeleteOptions { propagation: Some(Propagation::Background), ..now }, &moment()).unwrap()
         else {
             panic!()
         };
@@ -645,8 +661,10 @@ mod tests {
     #[test]
     fn an_object_goes_when_its_last_finalizer_does_but_a_pod_not_before_its_grace() {
         let r = resource("pods");
-        let old = |grace: i64| json!({"metadata": {"name": "p", "finalizers": ["a/b"], "deletionGracePeriodSeconds": grace,
-            "deletionTimestamp": "2000-01-01T00:00:00Z"}});
+        let old = |grace: i64| {
+            json!({"metadata": {"name": "p", "finalizers": ["a/b"], "deletionGracePeriodSeconds": grace,
+            "deletionTimestamp": "2000-01-01T00:00:00Z"}})
+        };
         let new = json!({"metadata": {"name": "p"}});
         assert!(goes(&r, &old(0), &new));
         assert!(!goes(&r, &old(30), &new));
@@ -659,7 +677,8 @@ mod tests {
         let r = resource("configmaps");
         let old = json!({"metadata": {"name": "a", "namespace": "n", "uid": "1", "resourceVersion": "5",
             "creationTimestamp": "2000-01-01T00:00:00Z"}, "data": {"x": "1"}});
-        let new = update(&r, Part::Main, &old, json!({"metadata": {"name": "a", "creationTimestamp": "x"}}), false).unwrap();
+        let new =
+            update(&r, Part::Main, &old, json!({"metadata": {"name": "a", "creationTimestamp": "x"}}), false).unwrap();
         assert_eq!(new["metadata"], old["metadata"]);
         assert!(new.get("data").is_none());
         for (sent, code) in [

@@ -179,9 +179,8 @@ impl Inner {
         } else {
             let key = format!("/registry/core/serviceaccounts/{there}/{account}");
             if self.storage.get(&key, 0).await.map_err(storage_status)?.0.is_none() {
-                let why = format!(
-                    "error looking up service account {there}/{account}: serviceaccount {account:?} not found"
-                );
+                let why =
+                    format!("error looking up service account {there}/{account}: serviceaccount {account:?} not found");
                 return Err(Status::forbidden("", "pods", name(pod), &why));
             }
         }
@@ -207,8 +206,7 @@ impl Inner {
         default(pod, &["spec", "preemptionPolicy"], policy);
         for key in ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"] {
             let there = items(pod, "/spec/tolerations").iter().any(|t| {
-                (text(t, "/key") == key || text(t, "/key").is_empty())
-                    && matches!(text(t, "/effect"), "NoExecute" | "")
+                (text(t, "/key") == key || text(t, "/key").is_empty()) && matches!(text(t, "/effect"), "NoExecute" | "")
             });
             if !there {
                 let list = child(pod, "spec").entry("tolerations").or_insert_with(|| json!([]));

@@ -44,7 +44,8 @@ impl Inner {
         let options = options(call, body).await?;
         let place = if resource.namespaced { call.target.namespace.as_str() } else { "" };
         let deleted = self.delete_one(resource, call, place, &call.target.name, &options, "").await?;
-        let with_object = !deleted.gone || (resource.group.is_empty() && ANSWERED_WITH_OBJECT.contains(&&*resource.kind));
+        let with_object =
+            !deleted.gone || (resource.group.is_empty() && ANSWERED_WITH_OBJECT.contains(&&*resource.kind));
         if with_object {
             return Ok(self.show(resource, call, form, deleted.object, 200));
         }

@@ -28,7 +28,8 @@ fn verbs(r: &Resource) -> Vec<&'static str> {
 
 fn subresources(r: &Resource) -> Vec<(&'static str, String, String, String, Vec<&'static str>)> {
     let mut out = Vec::new();
-    let own = |s: &'static str, verbs: Vec<&'static str>| (s, r.group.clone(), r.version.clone(), r.kind.clone(), verbs);
+    let own =
+        |s: &'static str, verbs: Vec<&'static str>| (s, r.group.clone(), r.version.clone(), r.kind.clone(), verbs);
     for s in &r.subresources {
         out.push(match *s {
             "eviction" => (*s, "policy".into(), "v1".into(), "Eviction".into(), vec!["create"]),
@@ -76,9 +77,9 @@ fn resource_list(served: &Served, group: &str, version: &str) -> Option<Value> {
         }
     }
     let group_version = if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") };
-    (!list.is_empty()).then(|| {
-        json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version, "resources": list})
-    })
+    (!list.is_empty()).then(
+        || json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version, "resources": list}),
+    )
 }
 
 fn hash(r: &Resource) -> String {
@@ -236,7 +237,11 @@ fn aggregate(list: &Value, group: &str, version: &str) -> Value {
 pub(super) async fn answer(inner: &Arc<Inner>, path: &str, headers: &HeaderMap) -> Response {
     let accept = headers.get(header::ACCEPT).and_then(|v| v.to_str().ok()).unwrap_or_default();
     let wanted = accept.split(',').find(|p| p.contains(AGGREGATED) && p.contains("as=APIGroupDiscoveryList"));
-    let form = wanted.and_then(|p| ["v2", "v2beta1"].into_iter().find(|v| p.contains(&format!("v={v};")) || p.trim_end().ends_with(&format!("v={v}"))));
+    let form = wanted.and_then(|p| {
+        ["v2", "v2beta1"]
+            .into_iter()
+            .find(|v| p.contains(&format!("v={v};")) || p.trim_end().ends_with(&format!("v={v}")))
+    });
     let served = inner.catalog.served();
     let parts: Vec<&str> = path.split('/').filter(|p| !p.is_empty()).collect();
     match (parts.as_slice(), form) {

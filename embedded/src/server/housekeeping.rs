@@ -86,9 +86,11 @@ impl Inner {
         }
         let served = self.catalog.served();
         for object in objects {
-            let Some(resource) = served.resources.values().find(|r| {
-                r.kind == text(&object, "/kind") && r.api_version() == text(&object, "/apiVersion")
-            }) else {
+            let Some(resource) = served
+                .resources
+                .values()
+                .find(|r| r.kind == text(&object, "/kind") && r.api_version() == text(&object, "/apiVersion"))
+            else {
                 continue;
             };
             let key = resource.key("", name(&object));

@@ -133,7 +133,8 @@ impl ApiServer {
                     tracing::debug!(%peer, "no TLS handshake");
                     return;
                 };
-                let user = stream.get_ref().1.peer_certificates().and_then(|c| c.first()).and_then(|c| certificate::user(c));
+                let user =
+                    stream.get_ref().1.peer_certificates().and_then(|c| c.first()).and_then(|c| certificate::user(c));
                 let service = service_fn(move |request: http::Request<Incoming>| {
                     let (server, user) = (server.clone(), user.clone());
                     async move { Ok::<_, std::convert::Infallible>(server.handle(request.map(Body::new), user).await) }

@@ -44,7 +44,8 @@ pub(super) fn decode(value: &[u8], revision: Revision) -> Option<Value> {
 
 impl Event {
     pub fn of(change: Change) -> Self {
-        let weight = change.value.as_ref().map_or(0, Bytes::len) + change.previous.as_ref().map_or(0, |p| p.value.len());
+        let weight =
+            change.value.as_ref().map_or(0, Bytes::len) + change.previous.as_ref().map_or(0, |p| p.value.len());
         Self {
             revision: change.revision,
             now: change.value.and_then(|v| decode(&v, change.revision)).map(Arc::new),

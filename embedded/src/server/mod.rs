@@ -227,9 +227,7 @@ fn moment() -> Moment {
 /// What a client is told when the store does not do what it should.
 fn storage_status(error: StorageError) -> Status {
     match error {
-        StorageError::Compacted { .. } => {
-            Status::expired("The resourceVersion for the provided list is too old.")
-        }
+        StorageError::Compacted { .. } => Status::expired("The resourceVersion for the provided list is too old."),
         StorageError::Future { asked } => {
             let mut s = Status::timeout(format!("Too large resource version: {asked}"));
             s.details = serde_json::json!({

@@ -41,7 +41,8 @@ pub(super) fn index(inner: &Arc<Inner>, _headers: &HeaderMap) -> Response {
 /// The document of one group and version (`api/v1`, `apis/apps/v1`).
 pub(super) fn group(inner: &Arc<Inner>, path: &str) -> Response {
     let served = inner.catalog.served();
-    let resources: Vec<_> = served.resources.values().filter(|r| path_of(&r.group, &r.version) == path).cloned().collect();
+    let resources: Vec<_> =
+        served.resources.values().filter(|r| path_of(&r.group, &r.version) == path).cloned().collect();
     if resources.is_empty() {
         return nowhere();
     }
@@ -169,10 +170,12 @@ fn query(name: &str, kind: &str) -> Value {
 fn operations(r: &Resource, root: &str, list: &str, paths: &mut Map<String, Value>) {
     let gvk = json!({"group": r.group, "version": r.version, "kind": r.kind});
     let base = format!("/{}", path_of(&r.group, &r.version));
-    let place = if r.namespaced { format!("{base}/namespaces/{{namespace}}/{}", r.plural) } else { format!("{base}/{}", r.plural) };
-    let answer = |name: &str| {
-        json!({"200": {"description": "OK", "content": {"application/json": {"schema": {"$ref": reference(name)}}}}})
+    let place = if r.namespaced {
+        format!("{base}/namespaces/{{namespace}}/{}", r.plural)
+    } else {
+        format!("{base}/{}", r.plural)
     };
+    let answer = |name: &str| json!({"200": {"description": "OK", "content": {"application/json": {"schema": {"$ref": reference(name)}}}}});
     let body = |kinds: &[&str], name: &str| {
         let content: Map<String, Value> =
             kinds.iter().map(|k| ((*k).to_owned(), json!({"schema": {"$ref": reference(name)}}))).collect();
@@ -205,7 +208,8 @@ fn operations(r: &Resource, root: &str, list: &str, paths: &mut Map<String, Valu
         }
         v
     };
-    let writes = || vec![query("dryRun", "string"), query("fieldManager", "string"), query("fieldValidation", "string")];
+    let writes =
+        || vec![query("dryRun", "string"), query("fieldManager", "string"), query("fieldValidation", "string")];
     let json_only = ["application/json", "application/yaml"];
     let mut scope = Vec::new();
     if r.namespaced {
@@ -220,16 +224,25 @@ fn operations(r: &Resource, root: &str, list: &str, paths: &mut Map<String, Valu
         return;
     }
     let reads = vec![
-        query("allowWatchBookmarks", "boolean"), query("continue", "string"), query("fieldSelector", "string"),
-        query("labelSelector", "string"), query("limit", "integer"), query("resourceVersion", "string"),
-        query("resourceVersionMatch", "string"), query("sendInitialEvents", "boolean"),
-        query("timeoutSeconds", "integer"), query("watch", "boolean"),
+        query("allowWatchBookmarks", "boolean"),
+        query("continue", "string"),
+        query("fieldSelector", "string"),
+        query("labelSelector", "string"),
+        query("limit", "integer"),
+        query("resourceVersion", "string"),
+        query("resourceVersionMatch", "string"),
+        query("sendInitialEvents", "boolean"),
+        query("timeoutSeconds", "integer"),
+        query("watch", "boolean"),
     ];
     collection["get"] = operation("list", "list", reads, None, list);
-    collection["delete"] = operation("deleteCollection", "deletecollection", vec![query("dryRun", "string")], None, STATUS);
+    collection["delete"] =
+        operation("deleteCollection", "deletecollection", vec![query("dryRun", "string")], None, STATUS);
     paths.insert(place.clone(), collection);
     let mut named = scope;
-    named.push(json!({"name": "name", "in": "path", "required": true, "schema": {"type": "string", "uniqueItems": true}}));
+    named.push(
+        json!({"name": "name", "in": "path", "required": true, "schema": {"type": "string", "uniqueItems": true}}),
+    );
     let mut patches = vec!["application/json-patch+json", "application/merge-patch+json"];
     if !r.custom {
         patches.push("application/strategic-merge-patch+json");
@@ -244,7 +257,17 @@ fn operations(r: &Resource, root: &str, list: &str, paths: &mut Map<String, Valu
             "patch": operation("patch", "patch", writes(), Some(patch.clone()), root),
         });
         if suffix.is_empty() {
-            v["delete"] = operation("delete", "delete", vec![query("dryRun", "string"), query("gracePeriodSeconds", "integer"), query("propagationPolicy", "string")], Some(options.clone()), STATUS);
+            v["delete"] = operation(
+                "delete",
+                "delete",
+                vec![
+                    query("dryRun", "string"),
+                    query("gracePeriodSeconds", "integer"),
+                    query("propagationPolicy", "string"),
+                ],
+                Some(options.clone()),
+                STATUS,
+            );
         }
         v
     };

@@ -28,51 +28,93 @@ enum Holds {
 
 type Field = (u64, &'static str, Holds);
 
-use Holds::{Bytes, Flag, Map as Dict, Many, MicroTime, Number, One, Optional, Quantity, Text, Time};
+use Holds::{Bytes, Flag, Many, Map as Dict, MicroTime, Number, One, Optional, Quantity, Text, Time};
 
 const OWNER: &[Field] = &[
-    (1, "kind", Text), (3, "name", Text), (4, "uid", Text), (5, "apiVersion", Text), (6, "controller", Flag),
+    (1, "kind", Text),
+    (3, "name", Text),
+    (4, "uid", Text),
+    (5, "apiVersion", Text),
+    (6, "controller", Flag),
     (7, "blockOwnerDeletion", Flag),
 ];
 const META: &[Field] = &[
-    (1, "name", Text), (2, "generateName", Text), (3, "namespace", Text), (5, "uid", Text), (6, "resourceVersion", Text),
-    (7, "generation", Number), (8, "creationTimestamp", Time), (9, "deletionTimestamp", Time),
-    (10, "deletionGracePeriodSeconds", Optional), (11, "labels", Dict(&Text)), (12, "annotations", Dict(&Text)),
-    (13, "ownerReferences", Many(&One(OWNER))), (14, "finalizers", Many(&Text)),
+    (1, "name", Text),
+    (2, "generateName", Text),
+    (3, "namespace", Text),
+    (5, "uid", Text),
+    (6, "resourceVersion", Text),
+    (7, "generation", Number),
+    (8, "creationTimestamp", Time),
+    (9, "deletionTimestamp", Time),
+    (10, "deletionGracePeriodSeconds", Optional),
+    (11, "labels", Dict(&Text)),
+    (12, "annotations", Dict(&Text)),
+    (13, "ownerReferences", Many(&One(OWNER))),
+    (14, "finalizers", Many(&Text)),
 ];
 const METADATA: Field = (1, "metadata", One(META));
 const REFERENCE: &[Field] = &[
-    (1, "kind", Text), (2, "namespace", Text), (3, "name", Text), (4, "uid", Text), (5, "apiVersion", Text),
-    (6, "resourceVersion", Text), (7, "fieldPath", Text),
+    (1, "kind", Text),
+    (2, "namespace", Text),
+    (3, "name", Text),
+    (4, "uid", Text),
+    (5, "apiVersion", Text),
+    (6, "resourceVersion", Text),
+    (7, "fieldPath", Text),
 ];
 const SELECTOR: &[Field] = &[
     (1, "matchLabels", Dict(&Text)),
     (2, "matchExpressions", Many(&One(&[(1, "key", Text), (2, "operator", Text), (3, "values", Many(&Text))]))),
 ];
 const RULE: &[Field] = &[
-    (1, "verbs", Many(&Text)), (2, "apiGroups", Many(&Text)), (3, "resources", Many(&Text)),
-    (4, "resourceNames", Many(&Text)), (5, "nonResourceURLs", Many(&Text)),
+    (1, "verbs", Many(&Text)),
+    (2, "apiGroups", Many(&Text)),
+    (3, "resources", Many(&Text)),
+    (4, "resourceNames", Many(&Text)),
+    (5, "nonResourceURLs", Many(&Text)),
 ];
 const SUBJECT: &[Field] = &[(1, "kind", Text), (2, "apiGroup", Text), (3, "name", Text), (4, "namespace", Text)];
 const BINDING: &[Field] = &[
-    METADATA, (2, "subjects", Many(&One(SUBJECT))),
+    METADATA,
+    (2, "subjects", Many(&One(SUBJECT))),
     (3, "roleRef", One(&[(1, "apiGroup", Text), (2, "kind", Text), (3, "name", Text)])),
 ];
-const OF_RESOURCE: Field = (1, "resourceAttributes", One(&[
-    (1, "namespace", Text), (2, "verb", Text), (3, "group", Text), (4, "version", Text), (5, "resource", Text),
-    (6, "subresource", Text), (7, "name", Text),
-]));
+const OF_RESOURCE: Field = (
+    1,
+    "resourceAttributes",
+    One(&[
+        (1, "namespace", Text),
+        (2, "verb", Text),
+        (3, "group", Text),
+        (4, "version", Text),
+        (5, "resource", Text),
+        (6, "subresource", Text),
+        (7, "name", Text),
+    ]),
+);
 const OF_PATH: Field = (2, "nonResourceAttributes", One(&[(1, "path", Text), (2, "verb", Text)]));
 const ACCESS: &[Field] = &[
     METADATA,
-    (2, "spec", One(&[
-        OF_RESOURCE, OF_PATH, (3, "user", Text), (4, "groups", Many(&Text)),
-        (5, "extra", Dict(&One(&[(1, "items", Many(&Text))]))), (6, "uid", Text),
-    ])),
+    (
+        2,
+        "spec",
+        One(&[
+            OF_RESOURCE,
+            OF_PATH,
+            (3, "user", Text),
+            (4, "groups", Many(&Text)),
+            (5, "extra", Dict(&One(&[(1, "items", Many(&Text))]))),
+            (6, "uid", Text),
+        ]),
+    ),
 ];
 const DELETE_OPTIONS: &[Field] = &[
-    (1, "gracePeriodSeconds", Optional), (2, "preconditions", One(&[(1, "uid", Text), (2, "resourceVersion", Text)])),
-    (3, "orphanDependents", Flag), (4, "propagationPolicy", Text), (5, "dryRun", Many(&Text)),
+    (1, "gracePeriodSeconds", Optional),
+    (2, "preconditions", One(&[(1, "uid", Text), (2, "resourceVersion", Text)])),
+    (3, "orphanDependents", Flag),
+    (4, "propagationPolicy", Text),
+    (5, "dryRun", Many(&Text)),
 ];
 const SERIES: &[Field] = &[(1, "count", Number), (2, "lastObservedTime", MicroTime)];
 
@@ -80,16 +122,22 @@ const SERIES: &[Field] = &[(1, "count", Number), (2, "lastObservedTime", MicroTi
 fn kind(api_version: &str, kind: &str) -> Option<&'static [Field]> {
     Some(match (api_version, kind) {
         ("v1", "Secret") => &[
-            METADATA, (2, "data", Dict(&Bytes)), (3, "type", Text), (4, "stringData", Dict(&Text)), (5, "immutable", Flag),
+            METADATA,
+            (2, "data", Dict(&Bytes)),
+            (3, "type", Text),
+            (4, "stringData", Dict(&Text)),
+            (5, "immutable", Flag),
         ],
         ("v1", "ConfigMap") => {
             &[METADATA, (2, "data", Dict(&Text)), (3, "binaryData", Dict(&Bytes)), (4, "immutable", Flag)]
         }
-        ("v1", "Namespace") => &[
-            METADATA, (2, "spec", One(&[(1, "finalizers", Many(&Text))])), (3, "status", One(&[(1, "phase", Text)])),
-        ],
+        ("v1", "Namespace") => {
+            &[METADATA, (2, "spec", One(&[(1, "finalizers", Many(&Text))])), (3, "status", One(&[(1, "phase", Text)]))]
+        }
         ("v1", "ServiceAccount") => &[
-            METADATA, (2, "secrets", Many(&One(REFERENCE))), (3, "imagePullSecrets", Many(&One(&[(1, "name", Text)]))),
+            METADATA,
+            (2, "secrets", Many(&One(REFERENCE))),
+            (3, "imagePullSecrets", Many(&One(&[(1, "name", Text)]))),
             (4, "automountServiceAccountToken", Flag),
         ],
         ("v1", "Binding") => &[METADATA, (2, "target", One(REFERENCE))],
@@ -98,55 +146,98 @@ fn kind(api_version: &str, kind: &str) -> Option<&'static [Field]> {
         }
         ("v1", "PersistentVolumeClaim") => &[
             METADATA,
-            (2, "spec", One(&[
-                (1, "accessModes", Many(&Text)),
-                (2, "resources", One(&[(1, "limits", Dict(&Quantity)), (2, "requests", Dict(&Quantity))])),
-                (3, "volumeName", Text), (4, "selector", One(SELECTOR)), (5, "storageClassName", Text),
-                (6, "volumeMode", Text),
-                (7, "dataSource", One(&[(1, "apiGroup", Text), (2, "kind", Text), (3, "name", Text)])),
-                (8, "dataSourceRef", One(&[(1, "apiGroup", Text), (2, "kind", Text), (3, "name", Text), (4, "namespace", Text)])),
-            ])),
+            (
+                2,
+                "spec",
+                One(&[
+                    (1, "accessModes", Many(&Text)),
+                    (2, "resources", One(&[(1, "limits", Dict(&Quantity)), (2, "requests", Dict(&Quantity))])),
+                    (3, "volumeName", Text),
+                    (4, "selector", One(SELECTOR)),
+                    (5, "storageClassName", Text),
+                    (6, "volumeMode", Text),
+                    (7, "dataSource", One(&[(1, "apiGroup", Text), (2, "kind", Text), (3, "name", Text)])),
+                    (
+                        8,
+                        "dataSourceRef",
+                        One(&[(1, "apiGroup", Text), (2, "kind", Text), (3, "name", Text), (4, "namespace", Text)]),
+                    ),
+                ]),
+            ),
         ],
         ("v1", "Event") => &[
-            METADATA, (2, "involvedObject", One(REFERENCE)), (3, "reason", Text), (4, "message", Text),
-            (5, "source", One(&[(1, "component", Text), (2, "host", Text)])), (6, "firstTimestamp", Time),
-            (7, "lastTimestamp", Time), (8, "count", Number), (9, "type", Text), (10, "eventTime", MicroTime),
-            (11, "series", One(SERIES)), (12, "action", Text), (13, "related", One(REFERENCE)),
-            (14, "reportingComponent", Text), (15, "reportingInstance", Text),
+            METADATA,
+            (2, "involvedObject", One(REFERENCE)),
+            (3, "reason", Text),
+            (4, "message", Text),
+            (5, "source", One(&[(1, "component", Text), (2, "host", Text)])),
+            (6, "firstTimestamp", Time),
+            (7, "lastTimestamp", Time),
+            (8, "count", Number),
+            (9, "type", Text),
+            (10, "eventTime", MicroTime),
+            (11, "series", One(SERIES)),
+            (12, "action", Text),
+            (13, "related", One(REFERENCE)),
+            (14, "reportingComponent", Text),
+            (15, "reportingInstance", Text),
         ],
         ("rbac.authorization.k8s.io/v1", "Role") => &[METADATA, (2, "rules", Many(&One(RULE)))],
         ("rbac.authorization.k8s.io/v1", "ClusterRole") => &[
-            METADATA, (2, "rules", Many(&One(RULE))),
+            METADATA,
+            (2, "rules", Many(&One(RULE))),
             (3, "aggregationRule", One(&[(1, "clusterRoleSelectors", Many(&One(SELECTOR)))])),
         ],
         ("rbac.authorization.k8s.io/v1", "RoleBinding" | "ClusterRoleBinding") => BINDING,
-        ("authorization.k8s.io/v1", "SelfSubjectAccessReview") => &[METADATA, (2, "spec", One(&[OF_RESOURCE, OF_PATH]))],
+        ("authorization.k8s.io/v1", "SelfSubjectAccessReview") => {
+            &[METADATA, (2, "spec", One(&[OF_RESOURCE, OF_PATH]))]
+        }
         ("authorization.k8s.io/v1", "SubjectAccessReview" | "LocalSubjectAccessReview") => ACCESS,
-        ("authorization.k8s.io/v1", "SelfSubjectRulesReview") => &[METADATA, (2, "spec", One(&[(1, "namespace", Text)]))],
+        ("authorization.k8s.io/v1", "SelfSubjectRulesReview") => {
+            &[METADATA, (2, "spec", One(&[(1, "namespace", Text)]))]
+        }
         ("authentication.k8s.io/v1", "SelfSubjectReview") => &[METADATA],
         ("authentication.k8s.io/v1", "TokenReview") => {
             &[METADATA, (2, "spec", One(&[(1, "token", Text), (2, "audiences", Many(&Text))]))]
         }
         ("authentication.k8s.io/v1", "TokenRequest") => &[
             METADATA,
-            (2, "spec", One(&[
-                (1, "audiences", Many(&Text)),
-                (3, "boundObjectRef", One(&[(1, "kind", Text), (2, "apiVersion", Text), (3, "name", Text), (4, "uid", Text)])),
-                (4, "expirationSeconds", Optional),
-            ])),
+            (
+                2,
+                "spec",
+                One(&[
+                    (1, "audiences", Many(&Text)),
+                    (
+                        3,
+                        "boundObjectRef",
+                        One(&[(1, "kind", Text), (2, "apiVersion", Text), (3, "name", Text), (4, "uid", Text)]),
+                    ),
+                    (4, "expirationSeconds", Optional),
+                ]),
+            ),
         ],
         ("policy/v1", "Eviction") => &[METADATA, (2, "deleteOptions", One(DELETE_OPTIONS))],
         (_, "DeleteOptions") => DELETE_OPTIONS,
         ("scheduling.k8s.io/v1", "PriorityClass") => &[
-            METADATA, (2, "value", Number), (3, "globalDefault", Flag), (4, "description", Text),
+            METADATA,
+            (2, "value", Number),
+            (3, "globalDefault", Flag),
+            (4, "description", Text),
             (5, "preemptionPolicy", Text),
         ],
         ("coordination.k8s.io/v1", "Lease") => &[
             METADATA,
-            (2, "spec", One(&[
-                (1, "holderIdentity", Text), (2, "leaseDurationSeconds", Optional), (3, "acquireTime", MicroTime),
-                (4, "renewTime", MicroTime), (5, "leaseTransitions", Optional),
-            ])),
+            (
+                2,
+                "spec",
+                One(&[
+                    (1, "holderIdentity", Text),
+                    (2, "leaseDurationSeconds", Optional),
+                    (3, "acquireTime", MicroTime),
+                    (4, "renewTime", MicroTime),
+                    (5, "leaseTransitions", Optional),
+                ]),
+            ),
         ],
         _ => return None,
     })
@@ -267,7 +358,8 @@ fn value(raw: &Raw<'_>, holds: Holds, depth: usize) -> Option<Option<Value>> {
                 Some(seconds) => {
                     let nanos = i32::try_from(number("nanos").unwrap_or(0)).ok()?;
                     let time = jiff::Timestamp::new(seconds, nanos).ok()?;
-                    let form = if matches!(holds, Holds::MicroTime) { "%Y-%m-%dT%H:%M:%S.%6fZ" } else { "%Y-%m-%dT%H:%M:%SZ" };
+                    let form =
+                        if matches!(holds, Holds::MicroTime) { "%Y-%m-%dT%H:%M:%S.%6fZ" } else { "%Y-%m-%dT%H:%M:%SZ" };
                     Some(time.strftime(form).to_string().into())
                 }
             }

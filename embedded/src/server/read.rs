@@ -126,7 +126,8 @@ impl Inner {
                 (n, true) => n,
                 (n, false) => n.max(PAGE_ITEMS),
             };
-            let query = RangeQuery { prefix: prefix.clone(), after: after.take(), limit: chunk, revision: listing.revision };
+            let query =
+                RangeQuery { prefix: prefix.clone(), after: after.take(), limit: chunk, revision: listing.revision };
             let page = self.storage.range(query).await.map_err(|e| self.continue_status(e, at))?;
             listing.revision = page.revision;
             let total = page.count;
@@ -189,9 +190,7 @@ impl Inner {
             }
             (continued, _) => {
                 if asked > 0 {
-                    return Err(Status::bad_request(
-                        "specifying resource version is not allowed when using continue",
-                    ));
+                    return Err(Status::bad_request("specifying resource version is not allowed when using continue"));
                 }
                 let (revision, start) = read_token(continued)?;
                 if !start.starts_with(&resource.prefix()) {
@@ -211,7 +210,9 @@ impl Inner {
             }
         }
         Ok(match form {
-            Form::Table => respond::json(200, &table::table(resource, listing.objects, q.text("includeObject"), metadata)),
+            Form::Table => {
+                respond::json(200, &table::table(resource, listing.objects, q.text("includeObject"), metadata))
+            }
             Form::Metadata => respond::json(
                 200,
                 &json!({

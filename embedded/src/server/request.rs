@@ -77,10 +77,7 @@ fn percent(text: &str) -> String {
     let mut out = Vec::with_capacity(bytes.len());
     let mut i = 0;
     while let Some(b) = bytes.get(i) {
-        let hex = (*b == b'%')
-            .then(|| text.get(i + 1..i + 3))
-            .flatten()
-            .and_then(|h| u8::from_str_radix(h, 16).ok());
+        let hex = (*b == b'%').then(|| text.get(i + 1..i + 3)).flatten().and_then(|h| u8::from_str_radix(h, 16).ok());
         match hex {
             Some(v) => {
                 out.push(v);

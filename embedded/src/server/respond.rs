@@ -115,9 +115,8 @@ pub(super) async fn body(body: Body) -> Result<bytes::Bytes, Status> {
 pub(super) fn decode(headers: &HeaderMap, bytes: &[u8]) -> Result<(Value, Vec<String>), Status> {
     let kind = headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or("application/json");
     match kind.split(';').next().unwrap_or_default().trim() {
-        "application/json" | "" | "*/*" => strict::decode(bytes).map_err(|e| {
-            Status::bad_request(format!("couldn't get version/kind; json parse error: {e}"))
-        }),
+        "application/json" | "" | "*/*" => strict::decode(bytes)
+            .map_err(|e| Status::bad_request(format!("couldn't get version/kind; json parse error: {e}"))),
         "application/yaml" | "application/x-yaml" => {
             let text = std::str::from_utf8(bytes).map_err(|e| Status::bad_request(e.to_string()))?;
             let value = serde_saphyr::from_str(text)

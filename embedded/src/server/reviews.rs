@@ -61,8 +61,13 @@ impl Inner {
         }];
         wanted.extend(groups.iter().map(|g| ("groups", String::new(), g.clone())));
         for (resource, namespace, name) in wanted {
-            let attributes =
-                Attributes { verb: "impersonate".into(), resource: resource.into(), namespace, name, ..Attributes::default() };
+            let attributes = Attributes {
+                verb: "impersonate".into(),
+                resource: resource.into(),
+                namespace,
+                name,
+                ..Attributes::default()
+            };
             self.authorize(&user, &attributes).await?;
         }
         let account = name.strip_prefix("system:serviceaccount:").and_then(|n| n.split_once(':'));
@@ -82,8 +87,8 @@ impl Inner {
         let (object, duplicates) = respond::decode(&call.headers, &bytes)?;
         let decoded = write::shape(resource, object, &duplicates)?;
         let mode = FieldValidation::parse(call.query.text("fieldValidation"))?;
-        let warnings = write::strictness(mode, &decoded.strict)
-            .map_err(|text| write::cannot_be_handled(resource, &text))?;
+        let warnings =
+            write::strictness(mode, &decoded.strict).map_err(|text| write::cannot_be_handled(resource, &text))?;
         let mut review = decoded.object;
         let status = match resource.kind.as_str() {
             "SelfSubjectReview" => json!({"userInfo": user_info(&call.user)}),
@@ -108,7 +113,11 @@ impl Inner {
                         extra: Vec::new(),
                     };
                     if user.name.is_empty() && user.groups.is_empty() {
-                        let error = FieldError::invalid("spec.user", &"".into(), "at least one of user or group must be specified");
+                        let error = FieldError::invalid(
+                            "spec.user",
+                            &"".into(),
+                            "at least one of user or group must be specified",
+                        );
                         return Err(Status::invalid(&resource.group, kind, "", &[error]));
                     }
                     user

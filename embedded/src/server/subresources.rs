@@ -128,8 +128,10 @@ impl Inner {
             let conflict = |why: &str| Err(Status::conflict("", "pods/binding", n, why));
             let wanted_uid = uid(&binding);
             if !wanted_uid.is_empty() && wanted_uid != uid(&old) {
-                let why =
-                    format!("Precondition failed: UID in precondition: {wanted_uid}, UID in object meta: {}", uid(&old));
+                let why = format!(
+                    "Precondition failed: UID in precondition: {wanted_uid}, UID in object meta: {}",
+                    uid(&old)
+                );
                 return conflict(&why);
             }
             if deleting(&old) {

@@ -97,7 +97,9 @@ fn headings(resource: &Resource) -> Vec<Heading> {
             if skip_name {
                 out.clear();
             }
-            out.extend(list.iter().map(|c| heading(c.name, c.kind, if c.name == "Name" { "name" } else { "" }, c.priority)));
+            out.extend(
+                list.iter().map(|c| heading(c.name, c.kind, if c.name == "Name" { "name" } else { "" }, c.priority)),
+            );
         }
         None => out.push(heading("Created At", "date", "", 0)),
     }

@@ -230,11 +230,8 @@ impl Inner {
         let q = &call.query;
         let mut selector = Selector::parse(q.text("labelSelector"), q.text("fieldSelector"), resource)?;
         if !call.target.name.is_empty() {
-            selector = Selector::parse(
-                q.text("labelSelector"),
-                &format!("metadata.name={}", call.target.name),
-                resource,
-            )?;
+            selector =
+                Selector::parse(q.text("labelSelector"), &format!("metadata.name={}", call.target.name), resource)?;
         }
         let asked = read::revision(q.text("resourceVersion"))?;
         let seconds = match q.number("timeoutSeconds")? {

@@ -97,8 +97,7 @@ impl Inner {
     async fn create_shaped(self: &Arc<Self>, writing: &mut Writing<'_>, shaped: Value) -> Result<Value, Status> {
         let (resource, call) = (writing.resource, writing.call);
         let generated = name(&shaped).is_empty();
-        let namespace =
-            if resource.namespaced { call.target.namespace.as_str() } else { "" };
+        let namespace = if resource.namespaced { call.target.namespace.as_str() } else { "" };
         for attempt in 1.. {
             let object = write::create(resource, namespace, "", shaped.clone(), &moment())?;
             let request = admission_request(writing, Operation::Create, object, Value::Null);
@@ -264,7 +263,9 @@ impl Inner {
             let kv = self.find(resource, namespace, n).await?;
             let old = convert::read(resource, &kv.value, kv.revision)?;
             let (new, must) = match wanted {
-                Wanted::Whole(object) => (Value::clone(object), resource.custom || resource.kind == "CustomResourceDefinition"),
+                Wanted::Whole(object) => {
+                    (Value::clone(object), resource.custom || resource.kind == "CustomResourceDefinition")
+                }
                 Wanted::Made(make) => (make(&old)?, false),
                 Wanted::Patch(kind, bytes, duplicates) => {
                     let patched = patch::apply(*kind, resource, &old, bytes)?;
@@ -338,7 +339,12 @@ pub(super) fn patch_kind(call: &Call, resource: &Resource) -> Result<patch::Kind
 }
 
 /// The question that admission is asked about a write.
-pub(super) fn admission_request(writing: &Writing<'_>, operation: Operation, object: Value, old: Value) -> AdmissionRequest {
+pub(super) fn admission_request(
+    writing: &Writing<'_>,
+    operation: Operation,
+    object: Value,
+    old: Value,
+) -> AdmissionRequest {
     let r = writing.resource;
     let about = if object.is_null() { &old } else { &object };
     AdmissionRequest {

@@ -54,13 +54,9 @@ impl Etcd {
         let mut grpc = Grpc::new(self.channel.clone()).max_decoding_message_size(usize::MAX);
         let work = async {
             grpc.ready().await.map_err(|e| StorageError::Unavailable(e.to_string()))?;
-            grpc.unary(
-                tonic::Request::new(request),
-                PathAndQuery::from_static(path),
-                ProstCodec::<Q, A>::default(),
-            )
-            .await
-            .map_err(|s| classify(&s))
+            grpc.unary(tonic::Request::new(request), PathAndQuery::from_static(path), ProstCodec::<Q, A>::default())
+                .await
+                .map_err(|s| classify(&s))
         };
         match tokio::time::timeout(timeout, work).await {
             Ok(answer) => answer.map(tonic::Response::into_inner),
@@ -98,8 +94,7 @@ fn header(header: Option<wire::Header>) -> StorageResult<Revision> {
 impl Storage for Etcd {
     fn get<'a>(&'a self, key: &'a str, revision: Revision) -> BoxFuture<'a, StorageResult<(Option<Kv>, Revision)>> {
         async move {
-            let mut answer =
-                self.read(wire::RangeRequest { key: key.into(), revision, ..Default::default() }).await?;
+            let mut answer = self.read(wire::RangeRequest { key: key.into(), revision, ..Default::default() }).await?;
             Ok((answer.kvs.pop().map(kv).transpose()?, header(answer.header)?))
         }
         .boxed()
@@ -210,8 +205,7 @@ impl Storage for Etcd {
                     .await?;
             }
             let ask = wire::AlarmRequest::default();
-            let alarms: wire::AlarmResponse =
-                self.call("/etcdserverpb.Maintenance/Alarm", ask, ANSWER_TIMEOUT).await?;
+            let alarms: wire::AlarmResponse = self.call("/etcdserverpb.Maintenance/Alarm", ask, ANSWER_TIMEOUT).await?;
             for alarm in alarms.alarms.into_iter().filter(|a| a.alarm == 1) {
                 tracing::warn!("etcd is out of space; clearing the alarm after compaction");
                 let clear = wire::AlarmRequest { action: 2, member: alarm.member, alarm: 1 };

@@ -136,12 +136,8 @@ pub trait Storage: Send + Sync + 'static {
     /// Reads one key at `revision` (0: the newest, linearizable); also the store's revision at that moment.
     fn get<'a>(&'a self, key: &'a str, revision: Revision) -> BoxFuture<'a, StorageResult<(Option<Kv>, Revision)>>;
     /// Writes (`Some`) or deletes (`None`) one key if the expectation holds.
-    fn write<'a>(
-        &'a self,
-        key: &'a str,
-        expect: Expect,
-        value: Option<Bytes>,
-    ) -> BoxFuture<'a, StorageResult<Outcome>>;
+    fn write<'a>(&'a self, key: &'a str, expect: Expect, value: Option<Bytes>)
+    -> BoxFuture<'a, StorageResult<Outcome>>;
     /// Reads a range.
     fn range(&self, query: RangeQuery) -> BoxFuture<'_, StorageResult<Page>>;
     /// Every change of the prefix after revision `after`. The stream ends after an error.

@@ -133,12 +133,20 @@ fn check_number(node: &Node, n: &serde_json::Number, value: &Value, path: &str, 
     if let Some((min, excluded)) = node.minimum
         && (f < min || (excluded && f <= min))
     {
-        wrong(if excluded { format!("should be greater than {min}") } else { format!("should be greater than or equal to {min}") });
+        wrong(if excluded {
+            format!("should be greater than {min}")
+        } else {
+            format!("should be greater than or equal to {min}")
+        });
     }
     if let Some((max, excluded)) = node.maximum
         && (f > max || (excluded && f >= max))
     {
-        wrong(if excluded { format!("should be less than {max}") } else { format!("should be less than or equal to {max}") });
+        wrong(if excluded {
+            format!("should be less than {max}")
+        } else {
+            format!("should be less than or equal to {max}")
+        });
     }
     if let Some(step) = node.multiple_of
         && step > 0.0
@@ -158,14 +166,7 @@ fn check_number(node: &Node, n: &serde_json::Number, value: &Value, path: &str, 
     }
 }
 
-fn check_list(
-    schema: &Schema,
-    node: &Node,
-    list: &[Value],
-    value: &Value,
-    path: &str,
-    errors: &mut Vec<FieldError>,
-) {
+fn check_list(schema: &Schema, node: &Node, list: &[Value], value: &Value, path: &str, errors: &mut Vec<FieldError>) {
     if let Some(least) = node.least.1.filter(|l| (list.len() as u64) < *l) {
         let text = in_body(path, &format!("should have at least {least} items"));
         errors.push(FieldError::invalid(path, value, &text));

@@ -148,7 +148,10 @@ fn walk(v: &Value, path: &str, root: bool, out: &mut Vec<(String, String)>) {
     if let Some(pattern) = v.get("pattern").and_then(Value::as_str)
         && let Err(e) = regex::Regex::new(pattern)
     {
-        out.push((format!("{path}.pattern"), format!("Invalid value: {pattern:?}: must be a valid regular expression: {e}")));
+        out.push((
+            format!("{path}.pattern"),
+            format!("Invalid value: {pattern:?}: must be a valid regular expression: {e}"),
+        ));
     }
     if let Some(properties) = v.get("properties").and_then(Value::as_object) {
         for (key, p) in properties {

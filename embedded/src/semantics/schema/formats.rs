@@ -12,9 +12,8 @@ pub(super) fn holds(format: &str, text: &str) -> bool {
         "ipv6" => text.parse::<std::net::Ipv6Addr>().is_ok(),
         "ip" => text.parse::<std::net::IpAddr>().is_ok(),
         "cidr" => text.split_once('/').is_some_and(|(ip, bits)| {
-            ip.parse::<std::net::IpAddr>().is_ok_and(|ip| {
-                bits.parse::<u8>().is_ok_and(|b| b <= if ip.is_ipv4() { 32 } else { 128 })
-            })
+            ip.parse::<std::net::IpAddr>()
+                .is_ok_and(|ip| bits.parse::<u8>().is_ok_and(|b| b <= if ip.is_ipv4() { 32 } else { 128 }))
         }),
         "uuid" | "uuid4" => uuid::Uuid::parse_str(text).is_ok(),
         "mac" => {

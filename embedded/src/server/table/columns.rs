@@ -81,9 +81,9 @@ static PODS: [Column; 8] = [
         let met = gates
             .iter()
             .filter(|g| {
-                items(o, "/status/conditions").iter().any(|c| {
-                    text(c, "/type") == text(g, "/conditionType") && text(c, "/status") == "True"
-                })
+                items(o, "/status/conditions")
+                    .iter()
+                    .any(|c| text(c, "/type") == text(g, "/conditionType") && text(c, "/status") == "True")
             })
             .count();
         format!("{met}/{}", gates.len()).into()
@@ -104,11 +104,7 @@ static NODES: [Column; 9] = [
 
 static NAMESPACES: [Column; 2] = [string("Status", plain!("/status/phase")), AGE];
 
-static SECRETS: [Column; 3] = [
-    string("Type", plain!("/type")),
-    string("Data", |o, _| count(o, "/data")),
-    AGE,
-];
+static SECRETS: [Column; 3] = [string("Type", plain!("/type")), string("Data", |o, _| count(o, "/data")), AGE];
 
 static CONFIG_MAPS: [Column; 2] = [
     string("Data", |o, _| {
@@ -151,11 +147,9 @@ static VOLUMES: [Column; 10] = [
 ];
 
 fn event_time(o: &Value, at: i64) -> Value {
-    let times = ["/series/lastObservedTime", "/lastTimestamp", "/deprecatedLastTimestamp", "/eventTime", "/firstTimestamp"];
-    times
-        .iter()
-        .find_map(|p| seconds(text(o, p)))
-        .map_or_else(|| "<unknown>".into(), |t| span(at - t).into())
+    let times =
+        ["/series/lastObservedTime", "/lastTimestamp", "/deprecatedLastTimestamp", "/eventTime", "/firstTimestamp"];
+    times.iter().find_map(|p| seconds(text(o, p))).map_or_else(|| "<unknown>".into(), |t| span(at - t).into())
 }
 
 fn event_about(o: &Value) -> Value {
@@ -229,7 +223,9 @@ static CLASSES: [Column; 5] = [
     string("Provisioner", plain!("/provisioner")),
     string("ReclaimPolicy", plain!("/reclaimPolicy")),
     string("VolumeBindingMode", plain!("/volumeBindingMode")),
-    string("AllowVolumeExpansion", |o, _| o.get("allowVolumeExpansion").and_then(Value::as_bool).unwrap_or(false).into()),
+    string("AllowVolumeExpansion", |o, _| {
+        o.get("allowVolumeExpansion").and_then(Value::as_bool).unwrap_or(false).into()
+    }),
     AGE,
 ];
 
@@ -273,11 +269,7 @@ static API_SERVICES: [Column; 3] = [
     AGE,
 ];
 
-static QUOTAS: [Column; 3] = [
-    string("Request", |o, _| used(o, false)),
-    string("Limit", |o, _| used(o, true)),
-    AGE,
-];
+static QUOTAS: [Column; 3] = [string("Request", |o, _| used(o, false)), string("Limit", |o, _| used(o, true)), AGE];
 
 fn used(o: &Value, limits: bool) -> Value {
     let hard = o.pointer("/status/hard").and_then(Value::as_object);
