@@ -159,7 +159,10 @@ mod tests {
         let long = "a-name-that-is-far-too-long-to-be-put-into-the-name-of-a-pod.example";
         assert_eq!(launcher_pod_name("web", &vmi), "virt-launcher-web-09413f2860");
         assert!(launcher_pod_name(long, &vmi).len() <= 63);
-        assert_eq!(instruction_id(&vmi, &PodUid::from("p"), "start", "running").as_str(), "827aecd8ae6be5110a2f9f4f28171382");
+        assert_eq!(
+            instruction_id(&vmi, &PodUid::from("p"), "start", "running").as_str(),
+            "827aecd8ae6be5110a2f9f4f28171382"
+        );
         assert!(hash_below(&["a"], 10) < 10);
         assert_eq!(hash_below(&["a"], 0), 0);
     }

@@ -160,7 +160,14 @@ mod tests {
         }
         for cut in 0..whole.len() {
             let c = decode::<R>(&whole[..cut]);
-            let full = frames.iter().scan(0, |n, f| { *n += f.len(); Some(*n) }).filter(|n| *n <= cut).count();
+            let full = frames
+                .iter()
+                .scan(0, |n, f| {
+                    *n += f.len();
+                    Some(*n)
+                })
+                .filter(|n| *n <= cut)
+                .count();
             assert_eq!(c.records.len(), full);
         }
     }
@@ -171,7 +178,8 @@ mod tests {
         let json = r#"{"kind":"Vm","cell":"ns/web","seq":7,"event":{"at":7,"input":"Elapsed"},"commands":[{"Wake":{"at":9}}]}"#;
         assert_eq!(serde_json::to_string(&record(7)).unwrap(), json);
         let hex = "56464a3163000000768af36828b52ffd2067d502002246141a704bd30118e197c6eab61613cbb6823014ee517c271e80aa2204edd09aa0af9b7544ae30337475f2524a984bfba04a0e0dee6b91e4b16ed65722032f81ae407519810d80ca3b42682e27c2fde481cc02010031c28402";
-        let bytes: Vec<u8> = (0..hex.len() / 2).map(|i| u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).unwrap()).collect();
+        let bytes: Vec<u8> =
+            (0..hex.len() / 2).map(|i| u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).unwrap()).collect();
         assert_eq!(decode::<R>(&bytes).records, [record(7)]);
     }
 }

@@ -88,7 +88,9 @@ impl Node {
             fenced: self
                 .confirmed
                 .as_ref()
-                .filter(|c| c.out_of_service && c.ready == Some(false) && view.is_some_and(|v| v.meta.uid == c.meta.uid))
+                .filter(|c| {
+                    c.out_of_service && c.ready == Some(false) && view.is_some_and(|v| v.meta.uid == c.meta.uid)
+                })
                 .map(|c| c.meta.rv),
         }
     }
@@ -162,8 +164,7 @@ impl Node {
             } else if dead && view.schedulable == Some(true) {
                 let body = json!({"metadata": {"uid": view.meta.uid, "labels": {names::LABEL_SCHEDULABLE: "false"}}});
                 let id = self.id();
-                let patch =
-                    Patch { target, status: false, class: Class::Urgent, why: "unschedulable".into(), body };
+                let patch = Patch { target, status: false, class: Class::Urgent, why: "unschedulable".into(), body };
                 out.push(Command::Patch { id, patch });
             }
         }

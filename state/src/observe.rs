@@ -569,7 +569,8 @@ impl Project for PodView {
             }
             (None, None, None) => None,
         };
-        let waiting = st.init_container_statuses.iter().chain(&st.container_statuses).filter_map(|c| c.state.waiting.as_ref());
+        let waiting =
+            st.init_container_statuses.iter().chain(&st.container_statuses).filter_map(|c| c.state.waiting.as_ref());
         let owner = raw.metadata.owner_references.iter().find(|o| o.controller);
         Self {
             meta: Meta::of(&raw.metadata),
@@ -711,7 +712,12 @@ pub enum Object {
 impl Object {
     /// What it is.
     pub fn reference(&self) -> ObjectRef {
-        let of = |kind, m: &Meta| ObjectRef { kind, namespace: m.namespace.clone(), name: m.name.clone(), uid: m.uid.clone() };
+        let of = |kind, m: &Meta| ObjectRef {
+            kind,
+            namespace: m.namespace.clone(),
+            name: m.name.clone(),
+            uid: m.uid.clone(),
+        };
         match self {
             Self::Vm(o) => of(Kind::VirtualMachine, &o.meta),
             Self::Vmi(o) => of(Kind::VirtualMachineInstance, &o.meta),

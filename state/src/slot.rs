@@ -82,11 +82,11 @@ impl<T: Versioned> Slot<T> {
     /// Folds a sight. `live` means that the answer was newer than anything that we had asked before (own write, live read).
     pub fn fold(&mut self, object: T, live: bool) -> Folded {
         let uid = object.uid();
-        if self.tombs.contains(&uid) {
-            return Folded::Ignored;
-        }
         if live {
             self.doubt = false;
+        }
+        if self.tombs.contains(&uid) {
+            return Folded::Ignored;
         }
         let folded = match &self.seen {
             None => Folded::Updated,

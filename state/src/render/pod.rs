@@ -92,8 +92,14 @@ pub(super) fn render(raw: &Value, pod_name: &str, image: &str) -> Result<Value, 
         pod_spec["imagePullSecrets"] = json!(pull_secrets);
     }
     let passed_on = [
-        "subdomain", "affinity", "tolerations", "topologySpreadConstraints", "priorityClassName", "schedulerName",
-        "dnsPolicy", "dnsConfig",
+        "subdomain",
+        "affinity",
+        "tolerations",
+        "topologySpreadConstraints",
+        "priorityClassName",
+        "schedulerName",
+        "dnsPolicy",
+        "dnsConfig",
     ];
     for field in passed_on {
         if let Some(v) = raw.pointer("/spec").and_then(|s| s.get(field)).filter(|v| !v.is_null()) {
@@ -320,7 +326,18 @@ mod tests {
         assert_eq!(c["command"], json!(["/usr/bin/virtfold", "launcher"]));
         assert_eq!(
             c["args"],
-            json!(["--name", "web", "--namespace", "ns", "--vmi-uid", "u1", "--share-dir", "/run/virtfold", "--grace-period-seconds", "22"])
+            json!([
+                "--name",
+                "web",
+                "--namespace",
+                "ns",
+                "--vmi-uid",
+                "u1",
+                "--share-dir",
+                "/run/virtfold",
+                "--grace-period-seconds",
+                "22"
+            ])
         );
         assert_eq!(p["spec"]["terminationGracePeriodSeconds"], 37);
         assert_eq!(p["spec"]["nodeSelector"], json!({"disk": "ssd", "kubevirt.io/schedulable": "true"}));
@@ -340,7 +357,10 @@ mod tests {
                 {"name": "ci-ndata", "mountPath": "/var/run/kubevirt-private/secret/ci-ndata", "readOnly": true},
             ])
         );
-        assert_eq!(p["spec"]["volumes"][1], json!({"name": "root", "image": {"reference": "reg/a:latest", "pullPolicy": "Always"}}));
+        assert_eq!(
+            p["spec"]["volumes"][1],
+            json!({"name": "root", "image": {"reference": "reg/a:latest", "pullPolicy": "Always"}})
+        );
         let overhead = memory_overhead(256 * MIB, 2, true);
         assert_eq!(c["resources"]["requests"]["memory"], (256 * MIB + overhead).to_string());
         assert_eq!(c["resources"]["requests"]["cpu"], "200m");
@@ -362,7 +382,9 @@ mod tests {
         let long = "a".repeat(70);
         assert_eq!(label_value(&long).len(), 63);
         assert_eq!(first_label("web.example"), "web");
-        for (image, policy) in [("a", "Always"), ("h:5000/a", "Always"), ("h:5000/a:1", "IfNotPresent"), ("a@sha256:0", "IfNotPresent")] {
+        for (image, policy) in
+            [("a", "Always"), ("h:5000/a", "Always"), ("h:5000/a:1", "IfNotPresent"), ("a@sha256:0", "IfNotPresent")]
+        {
             assert_eq!(pull_policy(image), policy, "{image}");
         }
     }

@@ -4,7 +4,8 @@ use super::{owner, text};
 use serde_json::{Value, json};
 
 pub(super) fn render(vm: &Value, name: &str, generation: i64) -> Value {
-    let (vm_name, uid) = (text(vm, "/metadata/name").unwrap_or_default(), text(vm, "/metadata/uid").unwrap_or_default());
+    let (vm_name, uid) =
+        (text(vm, "/metadata/name").unwrap_or_default(), text(vm, "/metadata/uid").unwrap_or_default());
     json!({
         "apiVersion": "apps/v1",
         "kind": "ControllerRevision",

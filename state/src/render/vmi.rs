@@ -90,7 +90,10 @@ mod tests {
 
     #[test]
     fn uuid_v5_is_that_of_the_standard() {
-        assert_eq!(uuid_v5("6ba7b810-9dad-11d1-80b4-00c04fd430c8", "python.org"), "886313e1-3b8a-5372-9b90-0c9aee199e5d");
+        assert_eq!(
+            uuid_v5("6ba7b810-9dad-11d1-80b4-00c04fd430c8", "python.org"),
+            "886313e1-3b8a-5372-9b90-0c9aee199e5d"
+        );
     }
 
     #[test]

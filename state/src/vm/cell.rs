@@ -5,7 +5,7 @@ use crate::{
     Event, InstructionId, Key, Machine, NodeName, PodUid, Timestamp, Uid, VmiUid,
     domain::{AckResult, Domain, DomainState, Outcome, RefusalReason},
     launcher_pod_name,
-    object::{CommandId, Kind, ObjectRef, Settled},
+    object::{CommandId, Kind, ObjectRef, Refusal, Settled},
     observe::{ClaimView, Object, PodView, VmView, VmiView},
     slot::{Folded, Slot},
     trace::Marks,
@@ -77,8 +77,8 @@ pub struct Vm {
     pub(super) lazy: BTreeMap<At, Timestamp>,
     pub(super) hold_running: Option<Timestamp>,
     pub(super) noted: BTreeSet<(Uid, String)>,
-    /// A VMI was just created: to be told to people.
-    pub(super) created: bool,
+    /// To be told to people with the next plan.
+    pub(super) tell: Vec<(Kind, bool, &'static str, String)>,
     pub(super) armed: Option<Timestamp>,
     pub(super) marks: Marks,
 }
@@ -108,7 +108,7 @@ impl Vm {
             lazy: BTreeMap::new(),
             hold_running: None,
             noted: BTreeSet::new(),
-            created: false,
+            tell: vec![],
             armed: None,
             marks: Marks::default(),
         }
@@ -121,7 +121,11 @@ impl Vm {
 
     /// Nothing is left of it: no object, nothing in flight. The driver may drop it.
     pub fn is_empty(&self) -> bool {
-        self.vm.get().is_none() && self.vmi.get().is_none() && self.pods.is_empty() && self.flights.is_empty() && self.outcomes.is_empty()
+        self.vm.get().is_none()
+            && self.vmi.get().is_none()
+            && self.pods.is_empty()
+            && self.flights.is_empty()
+            && self.outcomes.is_empty()
     }
 
     /// What it wants to be told of.
@@ -269,6 +273,13 @@ impl Vm {
         }
     }
 
+    /// The name of our pod is somebody else's. It is a hash, so this is no accident; people have to know.
+    fn saw_stranger(&mut self) {
+        let message = "a pod of the launcher's name exists and belongs to something else".into();
+        let refusal = Refusal { code: 409, reason: "AlreadyExists".into(), message };
+        self.pod.failed(self.now, Some(refusal));
+    }
+
     fn lost(&mut self, r: &ObjectRef) {
         match r.kind {
             Kind::VirtualMachine => {
@@ -377,7 +388,12 @@ impl Vm {
             Settled::Applied(object) => {
                 self.each(at, Verb::Succeeded);
                 match object {
+                    Some(Object::Pod(o)) if at == At::Pod && self.vmi.get().is_some_and(|v| v.vmi_uid() != o.vmi) => {
+                        self.saw_stranger();
+                    }
                     Some(o) => self.saw(o, true),
+                    // The answer could not be read; asking at once would not help.
+                    None if *what == What::Confirm => self.each(at, Verb::Failed),
                     // Done, and the server did not show the object: look.
                     None if at != At::Revision => self.each(at, Verb::Doubt),
                     None => {}
@@ -391,7 +407,18 @@ impl Vm {
                     }
                     What::CreateVmi => {
                         self.marks.reached(crate::trace::Step::Create, now);
-                        self.created = true;
+                        let text = format!(
+                            "Started the virtual machine by creating the new virtual machine instance {}",
+                            self.key.name
+                        );
+                        self.tell.push((Kind::VirtualMachine, false, "SuccessfulCreate", text));
+                    }
+                    What::Delete if at == At::Vmi => {
+                        let text = format!(
+                            "Stopped the virtual machine by deleting the virtual machine instance {}",
+                            self.key.name
+                        );
+                        self.tell.push((Kind::VirtualMachine, false, "SuccessfulDelete", text));
                     }
                     What::CreatePod
                     | What::Write
@@ -459,13 +486,24 @@ impl Vm {
                 (What::Write | What::Delete, _) => self.each(at, Verb::Doubt),
                 (What::Confirm | What::Instruct(_) | What::Acknowledge(..), _) => {}
             },
-            Settled::Refused(r) => match at {
-                At::Vm => self.vm.failed(now, Some(r.clone())),
-                At::Vmi => self.vmi.failed(now, Some(r.clone())),
-                At::Pod => self.pod.failed(now, Some(r.clone())),
-                At::Revision => self.revision.failed(now, Some(r.clone())),
-                At::Agent => {}
-            },
+            Settled::Refused(r) => {
+                let about = if at == At::Pod { Kind::VirtualMachineInstance } else { Kind::VirtualMachine };
+                let text = format!("{}: {}", r.reason, r.message);
+                match what {
+                    What::CreateVmi | What::CreatePod | What::CreateRevision(_) => {
+                        self.tell.push((about, true, "FailedCreate", text));
+                    }
+                    What::Delete | What::DeleteRevision(_) => self.tell.push((about, true, "FailedDelete", text)),
+                    What::Write | What::Confirm | What::Instruct(_) | What::Acknowledge(..) => {}
+                }
+                match at {
+                    At::Vm => self.vm.failed(now, Some(r.clone())),
+                    At::Vmi => self.vmi.failed(now, Some(r.clone())),
+                    At::Pod => self.pod.failed(now, Some(r.clone())),
+                    At::Revision => self.revision.failed(now, Some(r.clone())),
+                    At::Agent => {}
+                }
+            }
             Settled::Busy { after } => {
                 let until = now.after(*after);
                 match at {
@@ -517,11 +555,9 @@ impl Vm {
                 }
                 Told::Refused(*reason, message.clone(), now)
             }
-            Settled::Refused(_)
-            | Settled::Conflict
-            | Settled::Gone
-            | Settled::Busy { .. }
-            | Settled::Unknown => Told::Lost(now),
+            Settled::Refused(_) | Settled::Conflict | Settled::Gone | Settled::Busy { .. } | Settled::Unknown => {
+                Told::Lost(now)
+            }
         };
         if let Some((_, t)) = self.told.get_mut(id) {
             *t = told;

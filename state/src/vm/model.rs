@@ -163,11 +163,13 @@ impl World {
     }
 
     pub fn phase(&self) -> String {
-        self.get(Kind::VirtualMachineInstance).map_or(String::new(), |v| v["status"]["phase"].as_str().unwrap_or("").into())
+        self.get(Kind::VirtualMachineInstance)
+            .map_or(String::new(), |v| v["status"]["phase"].as_str().unwrap_or("").into())
     }
 
     pub fn printable(&self) -> String {
-        self.get(Kind::VirtualMachine).map_or(String::new(), |v| v["status"]["printableStatus"].as_str().unwrap_or("").into())
+        self.get(Kind::VirtualMachine)
+            .map_or(String::new(), |v| v["status"]["printableStatus"].as_str().unwrap_or("").into())
     }
 
     pub fn feed(&mut self, input: Input) {
@@ -281,7 +283,9 @@ impl World {
                     None => Settled::Gone,
                     Some(o)
                         if patch.body["metadata"]["uid"] != o["metadata"]["uid"]
-                            || patch.body["metadata"].get("resourceVersion").is_some_and(|r| *r != o["metadata"]["resourceVersion"]) =>
+                            || patch.body["metadata"]
+                                .get("resourceVersion")
+                                .is_some_and(|r| *r != o["metadata"]["resourceVersion"]) =>
                     {
                         self.refused += 1;
                         Settled::Conflict
@@ -347,8 +351,13 @@ impl World {
                 Settled::Acked(AckResult::Accepted)
             }
             InstructKind::Shutdown | InstructKind::Kill => {
-                let cause =
-                    if i.kind == InstructKind::Kill { Cause::Destroyed } else if self.guest_obeys { Cause::GuestShutdown } else { Cause::KilledAfterGrace };
+                let cause = if i.kind == InstructKind::Kill {
+                    Cause::Destroyed
+                } else if self.guest_obeys {
+                    Cause::GuestShutdown
+                } else {
+                    Cause::KilledAfterGrace
+                };
                 self.end(i.pod.as_str(), cause);
                 Settled::Acked(AckResult::Accepted)
             }
@@ -384,7 +393,8 @@ impl World {
 
     /// Kubelet and agent do one thing with the pod. Tells whether there was something to do.
     pub fn advance_node(&mut self) -> bool {
-        let pods: Vec<Value> = self.objects.iter().filter(|((k, _), _)| *k == Kind::Pod).map(|(_, o)| o.clone()).collect();
+        let pods: Vec<Value> =
+            self.objects.iter().filter(|((k, _), _)| *k == Kind::Pod).map(|(_, o)| o.clone()).collect();
         for mut pod in pods {
             let uid = pod["metadata"]["uid"].as_str().unwrap().to_owned();
             let name = pod["metadata"]["name"].as_str().unwrap().to_owned();
@@ -567,7 +577,8 @@ fn converge(seed: u64, mut w: World, crashes: bool, done: impl Fn(&World) -> boo
 #[test]
 fn any_interleaving_leads_to_one_running_guest() {
     for seed in 0..1000 {
-        let w = converge(seed, World::with(vm("Always")), false, |w| w.phase() == "Running" && w.printable() == "Running");
+        let w =
+            converge(seed, World::with(vm("Always")), false, |w| w.phase() == "Running" && w.printable() == "Running");
         w.check();
     }
 }
@@ -575,7 +586,8 @@ fn any_interleaving_leads_to_one_running_guest() {
 #[test]
 fn a_controller_that_dies_at_any_time_leads_to_one_running_guest() {
     for seed in 0..1000 {
-        let w = converge(seed, World::with(vm("Always")), true, |w| w.phase() == "Running" && w.printable() == "Running");
+        let w =
+            converge(seed, World::with(vm("Always")), true, |w| w.phase() == "Running" && w.printable() == "Running");
         w.check();
     }
 }
@@ -606,5 +618,46 @@ fn a_restart_of_the_controller_at_every_step_changes_nothing() {
         w.restart();
         w.settle(120_000);
         assert_eq!((w.phase().as_str(), w.printable().as_str()), ("Running", "Running"), "after {n}");
+    }
+}
+
+#[test]
+fn a_guest_that_ends_is_restarted_as_often_as_its_strategy_says_whatever_dies() {
+    for seed in 0..400_u64 {
+        for (cause, lives) in [(Cause::Crashed, 2), (Cause::GuestShutdown, 1)] {
+            let mut w = World::with(vm("RerunOnFailure"));
+            w.settle(10_000);
+            let mut d = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+            for _ in 0..d.roll(20) {
+                w.chaos(&mut d, true);
+            }
+            let pod = w.launchers.keys().next().unwrap().clone();
+            w.end(&pod, cause);
+            let w = converge(seed, w, true, |_| true);
+            assert_eq!(w.pods_ever.len(), lives, "seed {seed} {cause:?}: {:?}", w.writes);
+            let want = if lives == 2 { ("Running", "Running") } else { ("", "Stopped") };
+            assert_eq!((w.phase().as_str(), w.printable().as_str()), want, "seed {seed} {cause:?}: {:?}", w.writes);
+        }
+    }
+}
+
+#[test]
+fn a_request_is_carried_out_once_whatever_dies() {
+    for seed in 0..400_u64 {
+        let mut w = World::with(vm("Manual"));
+        w.settle(3_000);
+        let mut d = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        w.edit(Kind::VirtualMachine, json!({"status": {"stateChangeRequests": [{"action": "Start"}]}}));
+        let mut w = converge(seed, w, true, |w| w.phase() == "Running");
+        assert_eq!(w.pods_ever.len(), 1, "seed {seed}");
+        let uid = w.get(Kind::VirtualMachineInstance).unwrap()["metadata"]["uid"].clone();
+        let restart = json!([{"action": "Stop", "uid": uid}, {"action": "Start"}]);
+        w.edit(Kind::VirtualMachine, json!({"status": {"stateChangeRequests": restart}}));
+        for _ in 0..d.roll(100) {
+            w.chaos(&mut d, true);
+        }
+        let w = converge(seed, w, true, |w| w.phase() == "Running" && w.printable() == "Running");
+        assert_eq!(w.pods_ever.len(), 2, "seed {seed}: {:?}", w.writes);
+        assert!(w.get(Kind::VirtualMachine).unwrap()["status"].get("stateChangeRequests").is_none(), "seed {seed}");
     }
 }

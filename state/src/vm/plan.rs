@@ -18,15 +18,22 @@ use serde_json::{Value, json};
 /// How long a difference that nobody waits for may stand before it is written.
 pub const LAZY: Millis = Millis::secs(1);
 
+/// Notes that a cell remembers so as not to repeat them.
+const NOTES: usize = 32;
+
 impl Vm {
     pub(super) fn plan(&mut self) -> Vec<Command> {
         let mut out = vec![];
         let before = self.armed.filter(|t| *t > self.now);
         self.armed = None;
         self.mark();
-        if std::mem::take(&mut self.created) {
-            let text = format!("Started the virtual machine by creating the new virtual machine instance {}", self.key.name);
-            self.note(self.vm_ref(), false, "SuccessfulCreate", &text, &mut out);
+        for (kind, warning, reason, text) in std::mem::take(&mut self.tell) {
+            let about =
+                if kind == Kind::VirtualMachine && self.vm.get().is_some() { self.vm_ref() } else { self.vmi_ref() };
+            // About nothing that is there: nobody would find it.
+            if !about.uid.is_empty() {
+                self.note(about, warning, reason, &text, &mut out);
+            }
         }
         self.plan_existence(&mut out);
         self.plan_revision(&mut out);
@@ -105,8 +112,8 @@ impl Vm {
             }
             Wish::Stop => {
                 // A rerun that is asked for must be in the VM's status before the VMI that failed is gone.
-                let rerun_pending = vm.strategy == Strategy::RerunOnFailure
-                    && self.requests(&vm) != vm.status.state_change_requests;
+                let rerun_pending =
+                    vm.strategy == Strategy::RerunOnFailure && self.requests(&vm) != vm.status.state_change_requests;
                 if !rerun_pending {
                     self.delete_vmi(out);
                 }
@@ -155,7 +162,9 @@ impl Vm {
         }
         let recorded = self.own_vmi().and_then(|v| v.status.virtual_machine_revision_name.clone());
         let of = |g| revision_name(vm.meta.uid.as_str(), g);
-        if recorded.as_deref() == Some(&of(vm.generation)) && self.own_vmi().is_some_and(|v| v.phase >= crate::observe::Phase::Scheduled) {
+        if recorded.as_deref() == Some(&of(vm.generation))
+            && self.own_vmi().is_some_and(|v| v.phase >= crate::observe::Phase::Scheduled)
+        {
             self.revisions.insert(vm.generation);
         }
         let creating = self.flights.values().any(|(_, w)| *w == What::CreateVmi);
@@ -231,7 +240,17 @@ impl Vm {
         self.now >= due
     }
 
-    pub(super) fn note(&mut self, about: ObjectRef, warning: bool, reason: &str, message: &str, out: &mut Vec<Command>) {
+    pub(super) fn note(
+        &mut self,
+        about: ObjectRef,
+        warning: bool,
+        reason: &str,
+        message: &str,
+        out: &mut Vec<Command>,
+    ) {
+        if self.noted.len() >= NOTES {
+            self.noted.clear();
+        }
         if self.noted.insert((about.uid.clone(), format!("{reason} {message}"))) {
             out.push(Command::Note(Note { about, warning, reason: reason.into(), message: message.into() }));
         }

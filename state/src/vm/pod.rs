@@ -151,8 +151,7 @@ impl Vm {
         }
         let Some(node) = self.node_name() else { return };
         self.told.insert(id.clone(), (session, Told::Sent));
-        let instruction =
-            Instruction { id: id.clone(), kind, vmi: uid, pod, vmi_rv: vmi.meta.rv, deadline: vmi.grace };
+        let instruction = Instruction { id: id.clone(), kind, vmi: uid, pod, vmi_rv: vmi.meta.rv, deadline: vmi.grace };
         let id = self.issue(At::Agent, What::Instruct(id));
         out.push(Command::Instruct { id, node, order: Order::Do(instruction) });
     }

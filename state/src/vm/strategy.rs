@@ -55,7 +55,9 @@ impl Vm {
                 Strategy::Halted if start.is_some() => Wish::Unhalt,
                 Strategy::Manual | Strategy::Halted => Wish::Stay,
                 Strategy::WaitAsReceiver => Wish::Bad("run strategy WaitAsReceiver is not supported"),
-                Strategy::Invalid => Wish::Bad("running and runStrategy exclude each other, or the strategy is unknown"),
+                Strategy::Invalid => {
+                    Wish::Bad("running and runStrategy exclude each other, or the strategy is unknown")
+                }
             };
         };
         if vmi.meta.deleting.is_some() {

@@ -48,8 +48,12 @@ fn a_start_costs_six_writes_and_a_revision() {
     assert_eq!(v["status"]["nodeName"], "n1");
     assert_eq!(v["metadata"]["labels"]["kubevirt.io/nodeName"], "n1");
     assert_eq!(v["status"]["activePods"][pod_uid(&w)], "n1");
-    let phases: Vec<_> =
-        v["status"]["phaseTransitionTimestamps"].as_array().unwrap().iter().map(|t| t["phase"].as_str().unwrap()).collect();
+    let phases: Vec<_> = v["status"]["phaseTransitionTimestamps"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|t| t["phase"].as_str().unwrap())
+        .collect();
     assert_eq!(phases, ["Pending", "Scheduling", "Scheduled", "Running"]);
     assert_eq!(condition(&v, "Ready").unwrap().0, "True");
     let m = vmobj(&w);
@@ -86,7 +90,12 @@ fn how_a_guest_ends_decides_what_follows() {
         let pod = pod_uid(&w);
         w.end(&pod, cause);
         w.settle(60_000);
-        assert_eq!((w.phase().as_str(), w.printable().as_str()), (phase, printable), "{strategy} {cause:?}: {:?}", w.writes);
+        assert_eq!(
+            (w.phase().as_str(), w.printable().as_str()),
+            (phase, printable),
+            "{strategy} {cause:?}: {:?}",
+            w.writes
+        );
         if phase == "Running" {
             assert_ne!(vmi(&w)["metadata"]["uid"], first, "{strategy} {cause:?}");
         }
@@ -144,7 +153,10 @@ fn a_missing_claim_is_said_and_waited_for() {
     assert_eq!(condition(&vmi(&w), "Synchronized").unwrap().1, "FailedPvcNotFound");
     assert!(w.get(Kind::Pod).is_none());
     assert!(w.cell.waits()[0].contains("c1"));
-    w.put(Kind::PersistentVolumeClaim, json!({"metadata": {"name": "c1", "namespace": "ns", "uid": "c"}, "status": {"phase": "Bound"}}));
+    w.put(
+        Kind::PersistentVolumeClaim,
+        json!({"metadata": {"name": "c1", "namespace": "ns", "uid": "c"}, "status": {"phase": "Bound"}}),
+    );
     w.settle(5_000);
     assert_eq!((w.phase().as_str(), w.printable().as_str()), ("Running", "Running"));
     assert_eq!(condition(&vmi(&w), "Synchronized"), None);
@@ -189,8 +201,11 @@ fn starts_that_fail_back_off_as_kubevirt_does() {
     let mut w = World::with(vm("Always"));
     w.kubelet = false;
     w.settle(500);
-    w.edit(Kind::Pod, json!({"status": {"phase": "Failed", "containerStatuses": [
-        {"name": "compute", "state": {"terminated": {"exitCode": 2, "reason": "Error"}}}]}}));
+    w.edit(
+        Kind::Pod,
+        json!({"status": {"phase": "Failed", "containerStatuses": [
+        {"name": "compute", "state": {"terminated": {"exitCode": 2, "reason": "Error"}}}]}}),
+    );
     w.kubelet = true;
     w.settle(3_000);
     let failure = vmobj(&w)["status"]["startFailure"].clone();
@@ -214,15 +229,27 @@ fn a_stop_powers_off_and_one_that_is_ignored_kills() {
         w.settle(30_000);
         assert_eq!((w.phase().as_str(), w.printable().as_str()), ("", "Stopped"), "{note}");
         assert!(w.get(Kind::Pod).is_none());
-        assert!(w.writes.iter().any(|x| x == if obeys { "patch VirtualMachineInstance Succeeded" } else { "patch VirtualMachineInstance Failed" }), "{:?}", w.writes);
+        assert!(
+            w.writes.iter().any(|x| x
+                == if obeys {
+                    "patch VirtualMachineInstance Succeeded"
+                } else {
+                    "patch VirtualMachineInstance Failed"
+                }),
+            "{:?}",
+            w.writes
+        );
     }
 }
 
 #[test]
 fn a_launcher_that_is_killed_fails_the_vmi_and_always_starts_another() {
     let mut w = running("Once");
-    w.edit(Kind::Pod, json!({"status": {"phase": "Failed", "containerStatuses": [
-        {"name": "compute", "state": {"terminated": {"exitCode": 137, "reason": "Error"}}}]}}));
+    w.edit(
+        Kind::Pod,
+        json!({"status": {"phase": "Failed", "containerStatuses": [
+        {"name": "compute", "state": {"terminated": {"exitCode": 137, "reason": "Error"}}}]}}),
+    );
     w.settle(5_000);
     assert_eq!(w.phase(), "Failed");
     assert_eq!(vmi(&w)["status"]["reason"], "OutcomeUnknown");
@@ -231,9 +258,12 @@ fn a_launcher_that_is_killed_fails_the_vmi_and_always_starts_another() {
 #[test]
 fn a_bare_vmi_runs_and_is_torn_down() {
     let mut w = World::new();
-    w.put(Kind::VirtualMachineInstance, json!({
+    w.put(
+        Kind::VirtualMachineInstance,
+        json!({
         "metadata": {"name": "web", "namespace": "ns", "uid": "v1", "finalizers": [api::names::FINALIZER_VMI]},
-        "spec": {"domain": {"memory": {"guest": "64Mi"}}}, "status": {}}));
+        "spec": {"domain": {"memory": {"guest": "64Mi"}}}, "status": {}}),
+    );
     w.settle(5_000);
     assert_eq!(w.phase(), "Running");
     w.edit(Kind::VirtualMachineInstance, json!({"metadata": {"deletionTimestamp": "1970-01-01T00:10:00Z"}}));

@@ -128,12 +128,9 @@ impl Vm {
                 let used_up = matches!(self.start_told(), Some(Told::Refused(RefusalReason::AlreadyStarted, ..)));
                 used_up || (self.start_was_taken() && self.start_session() != Some(inv.session))
             }
-            Phase::Unset
-            | Phase::Pending
-            | Phase::Scheduling
-            | Phase::Succeeded
-            | Phase::Failed
-            | Phase::Unknown => false,
+            Phase::Unset | Phase::Pending | Phase::Scheduling | Phase::Succeeded | Phase::Failed | Phase::Unknown => {
+                false
+            }
         }
     }
 
@@ -149,7 +146,10 @@ mod tests {
 
     #[test]
     fn a_termination_message_that_cannot_be_read_says_nothing_about_the_cause() {
-        assert_eq!(termination(r#"{"cause":"GuestShutdown","exit":0,"message":"bye"}"#), (Cause::GuestShutdown, "bye".into()));
+        assert_eq!(
+            termination(r#"{"cause":"GuestShutdown","exit":0,"message":"bye"}"#),
+            (Cause::GuestShutdown, "bye".into())
+        );
         assert_eq!(termination(r#"{"cause":"Later"}"#).0, Cause::OutcomeUnknown);
         assert_eq!(termination("panicked at main.rs").0, Cause::OutcomeUnknown);
         assert_eq!(termination("").0, Cause::OutcomeUnknown);

@@ -102,9 +102,8 @@ impl Vm {
             None => condition::remove(conds, "Failure"),
         }
         if let Some(v) = own {
-            conds.retain(|c| {
-                OWN.contains(&c.kind.as_str()) || condition::find(&v.status.conditions, &c.kind).is_some()
-            });
+            conds
+                .retain(|c| OWN.contains(&c.kind.as_str()) || condition::find(&v.status.conditions, &c.kind).is_some());
             for c in v.status.conditions.iter().filter(|c| !OWN.contains(&c.kind.as_str())) {
                 condition::set(conds, c.clone(), self.now);
             }
@@ -138,7 +137,8 @@ impl Vm {
             self.flights.values().any(|(_, w)| *w == What::CreateVmi),
             self.flights.values().any(|(at, w)| (at, w) == (&At::Vmi, &What::Delete)),
         );
-        let sync = own.and_then(|v| condition::find(&v.status.conditions, "Synchronized")).filter(|c| c.status == "False");
+        let sync =
+            own.and_then(|v| condition::find(&v.status.conditions, "Synchronized")).filter(|c| c.status == "False");
         let sync = sync.map_or("", |c| c.reason.as_str());
         let scheduled = own.and_then(|v| condition::find(&v.status.conditions, "PodScheduled"));
         let unschedulable = scheduled.is_some_and(|c| c.status == "False" && c.reason == "Unschedulable");
@@ -202,6 +202,9 @@ impl Vm {
 
 /// The fields of a status that differ, as a merge patch. A field that is gone is named as null.
 fn diff(old: &VmStatus, new: &VmStatus) -> Map<String, Value> {
+    if old == new {
+        return Map::new();
+    }
     let (Ok(Value::Object(a)), Ok(Value::Object(b))) = (serde_json::to_value(old), serde_json::to_value(new)) else {
         return Map::new();
     };

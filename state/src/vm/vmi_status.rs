@@ -240,7 +240,10 @@ impl Vm {
         }
         match &pod.ready {
             None => not("PodConditionMissing", "virt-launcher pod is missing the Ready condition"),
-            Some(c) => Cond { kind: "Ready".into(), ..c.clone() },
+            Some(c) => Cond {
+                last_transition_time: c.last_transition_time.clone(),
+                ..Cond::new("Ready", c.is_true(), &c.reason, c.message.clone())
+            },
         }
     }
 
@@ -313,10 +316,8 @@ fn record_phase(s: &mut VmiStatus, phase: Phase, now: Timestamp) {
     };
     for p in path {
         if !s.phase_transition_timestamps.iter().any(|t| t.phase == p.name()) {
-            s.phase_transition_timestamps.push(api::PhaseTransition {
-                phase: p.name().into(),
-                phase_transition_timestamp: now.to_string(),
-            });
+            s.phase_transition_timestamps
+                .push(api::PhaseTransition { phase: p.name().into(), phase_transition_timestamp: now.to_string() });
         }
     }
 }
@@ -362,6 +363,9 @@ fn interface(i: &InterfaceFacts) -> Value {
 
 /// The fields of a status that differ, as a merge patch.
 fn diff(old: &VmiStatus, new: &VmiStatus) -> Map<String, Value> {
+    if old == new {
+        return Map::new();
+    }
     let (Ok(Value::Object(a)), Ok(Value::Object(b))) = (serde_json::to_value(old), serde_json::to_value(new)) else {
         return Map::new();
     };

@@ -41,9 +41,13 @@ impl Vm {
             }
             (Phase::Scheduled, _) => match (self.node_fact().and_then(|n| n.session), self.start_told()) {
                 (None, _) => w.push("a session with the agent of its node".into()),
-                (Some(_), None | Some(Told::Sent | Told::Lost(_))) => w.push("the node agent to take on the start".into()),
+                (Some(_), None | Some(Told::Sent | Told::Lost(_))) => {
+                    w.push("the node agent to take on the start".into())
+                }
                 (Some(_), Some(Told::Taken)) => w.push("the hypervisor to run the guest".into()),
-                (Some(_), Some(Told::Refused(r, m, _))) => w.push(format!("a start that was refused: {}: {m}", r.name())),
+                (Some(_), Some(Told::Refused(r, m, _))) => {
+                    w.push(format!("a start that was refused: {}: {m}", r.name()))
+                }
             },
             (Phase::Running, _) => {
                 if let Some((reason, message)) = self.unreachable() {
@@ -55,10 +59,7 @@ impl Vm {
             (Phase::Succeeded | Phase::Failed, Some(_)) if vmi.meta.deleting.is_some() => {
                 w.push("its launcher pod to be removed".into());
             }
-            (
-                Phase::Scheduling | Phase::Succeeded | Phase::Failed | Phase::Unknown,
-                None | Some(_),
-            ) => {}
+            (Phase::Scheduling | Phase::Succeeded | Phase::Failed | Phase::Unknown, None | Some(_)) => {}
         }
         w
     }
