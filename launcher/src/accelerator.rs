@@ -35,7 +35,9 @@ pub async fn probe(qemu: &Path, cpu_model: &str) -> Verdict {
         return emulation(format!("/dev/kvm cannot be opened: {error}"));
     }
     match run_payload(qemu, Accelerator::Kvm, cpu_model).await {
-        Ok(()) => Verdict { accelerator: Accelerator::Kvm, reason: "the probe's payload ran to its end under KVM".into() },
+        Ok(()) => {
+            Verdict { accelerator: Accelerator::Kvm, reason: "the probe's payload ran to its end under KVM".into() }
+        }
         Err(problem) => emulation(format!("/dev/kvm is there but does not run a guest: {problem}")),
     }
 }
@@ -82,7 +84,12 @@ async fn once(qemu: &Path, accelerator: Accelerator, cpu_model: &str) -> Result<
         tokio::time::timeout(LIMIT, wait).await
     };
     let said = String::from_utf8_lossy(&said);
-    let words = said.lines().map(str::trim).find(|l| !l.is_empty() && !l.contains("warning:")).map(|l| format!(" ({l})")).unwrap_or_default();
+    let words = said
+        .lines()
+        .map(str::trim)
+        .find(|l| !l.is_empty() && !l.contains("warning:"))
+        .map(|l| format!(" ({l})"))
+        .unwrap_or_default();
     match ended {
         Err(_) => {
             let _ = child.kill().await;
@@ -104,7 +111,11 @@ impl Image {
         use std::io::Write;
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("virtfold-probe-{}-{number}-{}", std::process::id(), uuid::Uuid::new_v4()));
+        let path = std::env::temp_dir().join(format!(
+            "virtfold-probe-{}-{number}-{}",
+            std::process::id(),
+            uuid::Uuid::new_v4()
+        ));
         let mut file = std::fs::OpenOptions::new().write(true).create_new(true).open(&path)?;
         let image = Self(path);
         file.write_all(&payload::rom())?;

@@ -123,7 +123,8 @@ fn iso(label: &str, files: &[(&str, Vec<u8>)]) -> Vec<u8> {
             let at = (first_folder + i) * SECTOR;
             out[at..at + bytes.len()].copy_from_slice(&bytes);
         }
-        let descriptor = descriptor(label, joliet, next, tables(tree), table_size, &record(&[0], first_folder, SECTOR, true));
+        let descriptor =
+            descriptor(label, joliet, next, tables(tree), table_size, &record(&[0], first_folder, SECTOR, true));
         out[(16 + tree) * SECTOR..(17 + tree) * SECTOR].copy_from_slice(&descriptor);
     }
     out[18 * SECTOR..18 * SECTOR + 7].copy_from_slice(b"\xffCD001\x01");
@@ -139,7 +140,10 @@ fn ucs2(name: &str) -> Vec<u8> {
 
 /// Upper case, no hyphen, version 1.
 fn plain_name(name: &str, folder: bool) -> Vec<u8> {
-    let mut plain: String = name.chars().map(|c| if c.is_ascii_alphanumeric() || c == '.' { c.to_ascii_uppercase() } else { '_' }).collect();
+    let mut plain: String = name
+        .chars()
+        .map(|c| if c.is_ascii_alphanumeric() || c == '.' { c.to_ascii_uppercase() } else { '_' })
+        .collect();
     if !folder {
         if !plain.contains('.') {
             plain.push('.');
@@ -306,7 +310,11 @@ mod tests {
             (
                 CloudInitKind::ConfigDrive,
                 "config-2",
-                vec!["openstack/latest/meta_data.json", "openstack/latest/network_data.json", "openstack/latest/user_data"],
+                vec![
+                    "openstack/latest/meta_data.json",
+                    "openstack/latest/network_data.json",
+                    "openstack/latest/user_data",
+                ],
             ),
         ] {
             let image = image(&data(kind)).unwrap();

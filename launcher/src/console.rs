@@ -50,7 +50,8 @@ struct Log {
 
 impl Log {
     fn open(path: PathBuf) -> Self {
-        let file = File::create(&path).map_err(|error| tracing::warn!(%error, path = %path.display(), "no console log")).ok();
+        let file =
+            File::create(&path).map_err(|error| tracing::warn!(%error, path = %path.display(), "no console log")).ok();
         Self { path, file, size: 0 }
     }
 
@@ -88,7 +89,8 @@ pub(crate) fn serve(serial: UnixStream, socket: &Path, log: PathBuf) -> std::io:
     let _ = std::fs::remove_file(socket);
     let listener = UnixListener::bind(socket)?;
     let (mut read, write) = serial.into_split();
-    let shared = Arc::new(Shared { backlog: Mutex::default(), end: watch::channel(0).0, input: tokio::sync::Mutex::new(write) });
+    let shared =
+        Arc::new(Shared { backlog: Mutex::default(), end: watch::channel(0).0, input: tokio::sync::Mutex::new(write) });
     let clients = tokio::spawn(accept(listener, shared.clone()));
     let mut log = Log::open(log);
     tokio::spawn(async move {

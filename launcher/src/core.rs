@@ -9,7 +9,10 @@ mod verbs;
 use std::sync::Arc;
 use std::time::Duration;
 
-use proto::agent::{Ack, Accepted, Domain, DomainState, Done, GuestFacts, InstructKind, Interface, Outcome, Refused, VerbReply, VerbRequest, ack};
+use proto::agent::{
+    Accepted, Ack, Domain, DomainState, Done, GuestFacts, InstructKind, Interface, Outcome, Refused, VerbReply,
+    VerbRequest, ack,
+};
 use proto::launcher::{InfoReply, NodeFacts, Order};
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -41,8 +44,17 @@ pub(crate) enum Ask {
 /// What tasks of ours bring back.
 enum Back {
     Started(Result<Box<Started>, StartError>),
-    Settled { id: String, answer: Answer, reply: oneshot::Sender<Ack> },
-    Verb { id: String, verb: verbs::Verb, result: Result<serde_json::Value, verbs::Problem>, reply_to: oneshot::Sender<VerbReply> },
+    Settled {
+        id: String,
+        answer: Answer,
+        reply: oneshot::Sender<Ack>,
+    },
+    Verb {
+        id: String,
+        verb: verbs::Verb,
+        result: Result<serde_json::Value, verbs::Problem>,
+        reply_to: oneshot::Sender<VerbReply>,
+    },
     PowerPressed(Result<(), hypervisor::Error>),
 }
 
@@ -65,8 +77,8 @@ struct Alive {
     agent_open: watch::Sender<bool>,
     /// When file systems thaw by themselves.
     thaw: Option<Boottime>,
-    /// The guest's next power-off is the first half of a reboot.
-    rebooting: bool,
+    /// Until then the guest's next power-off is the first half of a reboot.
+    rebooting: Option<Boottime>,
 }
 
 pub(crate) struct Core {
@@ -230,7 +242,8 @@ impl Core {
 
     fn execute(&mut self, order: Order, reply: oneshot::Sender<Ack>) {
         let Some(instruct) = order.instruct else {
-            let _ = reply.send(self.ack("", Answer::Refused(Reason::Unsupported, "an order without an instruction".into())));
+            let _ = reply
+                .send(self.ack("", Answer::Refused(Reason::Unsupported, "an order without an instruction".into())));
             return;
         };
         let kind = match instruct.kind() {
@@ -303,7 +316,11 @@ impl Core {
             Err(e) => return self.start_failed(Reason::Unsupported, e.to_string()),
         };
         let mut fds = self.descriptors.take();
-        let hostname = vmi.pointer("/spec/hostname").and_then(|h| h.as_str()).filter(|h| !h.is_empty()).unwrap_or(&self.config.name);
+        let hostname = vmi
+            .pointer("/spec/hostname")
+            .and_then(|h| h.as_str())
+            .filter(|h| !h.is_empty())
+            .unwrap_or(&self.config.name);
         for nic in &facts.nics {
             if nic.dhcp_fd_name.is_empty() {
                 continue;
@@ -340,7 +357,15 @@ impl Core {
         let (agent_open, opened) = watch::channel(false);
         let (agent, agent_level) = Agent::spawn(started.agent, opened);
         let machine_type = started.domain.machine_type();
-        let alive = Alive { domain: started.domain, events: started.events, agent, agent_level, agent_open, thaw: None, rebooting: false };
+        let alive = Alive {
+            domain: started.domain,
+            events: started.events,
+            agent,
+            agent_level,
+            agent_open,
+            thaw: None,
+            rebooting: None,
+        };
         self.life = Life::Alive(Box::new(alive));
         self.latch.settled(&start_id, Answer::Done("started".into()));
         self.publish(|d| d.guest.get_or_insert_default().machine_type = machine_type);
@@ -392,8 +417,9 @@ impl Core {
         match event {
             Event::AgentPort(open) => drop(alive.agent_open.send_replace(open)),
             Event::Reset => {}
-            Event::PoweredOff if alive.rebooting && !self.ending.begun() => {
-                alive.rebooting = false;
+            Event::PoweredOff
+                if !self.ending.begun() && alive.rebooting.take().is_some_and(|until| Boottime::now() < until) =>
+            {
                 let domain = alive.domain.clone();
                 tokio::spawn(async move {
                     if let Err(error) = domain.reset().await {
@@ -406,10 +432,13 @@ impl Core {
             Event::Panicked => self.finish(proto::agent::Cause::Panicked, "the guest's kernel panicked"),
             Event::Broken(problem) => self.finish(proto::agent::Cause::Crashed, &problem),
             Event::Running if !self.ending.begun() => self.set_state(DomainState::Running, ""),
-            Event::Paused(why) if !self.ending.begun() => self.set_state(DomainState::Paused, match why {
-                Paused::ByUser => "PausedByUser",
-                Paused::IoError => "PausedIOError",
-            }),
+            Event::Paused(why) if !self.ending.begun() => self.set_state(
+                DomainState::Paused,
+                match why {
+                    Paused::ByUser => "PausedByUser",
+                    Paused::IoError => "PausedIOError",
+                },
+            ),
             Event::Running | Event::Paused(_) => {}
             Event::Exited { code, signal, stderr } => self.exited(code, signal, &stderr),
         }
@@ -439,7 +468,11 @@ impl Core {
 }
 
 fn nic_levels(vmi: &serde_json::Value, facts: &NodeFacts, machine: &crate::machine::Machine) -> Vec<NicLevel> {
-    let list = vmi.pointer("/spec/domain/devices/interfaces").and_then(|i| i.as_array()).map(Vec::as_slice).unwrap_or_default();
+    let list = vmi
+        .pointer("/spec/domain/devices/interfaces")
+        .and_then(|i| i.as_array())
+        .map(Vec::as_slice)
+        .unwrap_or_default();
     machine
         .nics
         .iter()

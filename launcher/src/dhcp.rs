@@ -250,7 +250,10 @@ mod tests {
     #[test]
     fn another_address_is_refused_and_another_servers_offer_ignored() {
         let nak = answer(&request(&[53, 1, 3, 50, 4, 192, 168, 0, 9, 255]), &lease()).unwrap();
-        assert_eq!((nak.to, opt(&nak, 53), opt(&nak, 1)), ("255.255.255.255:68".parse().unwrap(), Some(&[6u8][..]), None));
+        assert_eq!(
+            (nak.to, opt(&nak, 53), opt(&nak, 1)),
+            ("255.255.255.255:68".parse().unwrap(), Some(&[6u8][..]), None)
+        );
         assert_eq!(&nak.packet[16..20], &[0; 4]);
         assert_eq!(answer(&request(&[53, 1, 3, 54, 4, 1, 2, 3, 4, 50, 4, 10, 0, 2, 2, 255]), &lease()), None);
     }

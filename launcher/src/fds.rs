@@ -54,7 +54,8 @@ pub(crate) fn serve(socket: &Path) -> std::io::Result<Descriptors> {
 async fn session(mut peer: UnixStream, into: Descriptors) {
     loop {
         let mut name = [0; limits::DESCRIPTOR_NAME];
-        let received = peer.async_io(Interest::READABLE, || crate::sys::receive_descriptor(peer.as_raw_fd(), &mut name)).await;
+        let received =
+            peer.async_io(Interest::READABLE, || crate::sys::receive_descriptor(peer.as_raw_fd(), &mut name)).await;
         let (length, fd) = match received {
             Ok((0, _)) => return,
             Ok(r) => r,

@@ -81,7 +81,13 @@ impl Agent {
         self.send(command, arguments, Duration::from_secs(1), true).await
     }
 
-    async fn send(&self, command: &'static str, arguments: Value, limit: Duration, silent: bool) -> Result<Value, AgentError> {
+    async fn send(
+        &self,
+        command: &'static str,
+        arguments: Value,
+        limit: Duration,
+        silent: bool,
+    ) -> Result<Value, AgentError> {
         let (reply, answer) = oneshot::channel();
         let call = Call { command, arguments, limit, silent, reply };
         self.calls.send(call).await.map_err(|_| AgentError::NotConnected)?;
@@ -121,7 +127,8 @@ impl Line {
     async fn sync(&mut self) -> std::io::Result<()> {
         let number = uuid::Uuid::new_v4().as_u128() as u32 >> 1;
         let mut request = vec![0xff];
-        request.extend(json!({"execute": "guest-sync-delimited", "arguments": {"id": number}}).to_string().into_bytes());
+        request
+            .extend(json!({"execute": "guest-sync-delimited", "arguments": {"id": number}}).to_string().into_bytes());
         request.push(b'\n');
         self.pending.clear();
         self.stream.write_all(&request).await?;
@@ -337,7 +344,13 @@ fn nics(v: &Value) -> Vec<GuestNic> {
             ips: n
                 .get("ip-addresses")
                 .and_then(Value::as_array)
-                .map(|a| a.iter().take(32).map(|ip| field(ip, "ip-address")).filter(|ip| ip.parse::<std::net::IpAddr>().is_ok()).collect())
+                .map(|a| {
+                    a.iter()
+                        .take(32)
+                        .map(|ip| field(ip, "ip-address"))
+                        .filter(|ip| ip.parse::<std::net::IpAddr>().is_ok())
+                        .collect()
+                })
                 .unwrap_or_default(),
         })
         .filter(|n| n.name != "lo" && n.mac != "00:00:00:00:00:00" && !n.mac.is_empty())
@@ -385,13 +398,17 @@ pub(crate) mod views {
     /// VirtualMachineInstanceGuestOSUserList.
     pub async fn user_list(agent: &Agent) -> Result<Value, AgentError> {
         let users = agent.call("guest-get-users", Value::Null).await?;
-        Ok(json!({"kind": "VirtualMachineInstanceGuestOSUserList", "apiVersion": API, "metadata": {}, "items": user_items(&users)}))
+        Ok(
+            json!({"kind": "VirtualMachineInstanceGuestOSUserList", "apiVersion": API, "metadata": {}, "items": user_items(&users)}),
+        )
     }
 
     /// VirtualMachineInstanceFileSystemList.
     pub async fn filesystem_list(agent: &Agent) -> Result<Value, AgentError> {
         let disks = agent.call("guest-get-fsinfo", Value::Null).await?;
-        Ok(json!({"kind": "VirtualMachineInstanceFileSystemList", "apiVersion": API, "metadata": {}, "items": disk_items(&disks)}))
+        Ok(
+            json!({"kind": "VirtualMachineInstanceFileSystemList", "apiVersion": API, "metadata": {}, "items": disk_items(&disks)}),
+        )
     }
 
     fn timezone(v: &Value) -> String {
@@ -481,7 +498,10 @@ mod tests {
             if !frozen {
                 assert_eq!((l.hostname.as_str(), l.fs_freeze_status.as_str()), ("web", "thawed"));
                 assert_eq!(l.os.unwrap().pretty_name, "Debian[2J");
-                assert_eq!(l.nics, [GuestNic { name: "eth0".into(), mac: "02:00:00:00:00:aa".into(), ips: vec!["10.0.2.2".into()] }]);
+                assert_eq!(
+                    l.nics,
+                    [GuestNic { name: "eth0".into(), mac: "02:00:00:00:00:aa".into(), ips: vec!["10.0.2.2".into()] }]
+                );
                 let e = agent.call("guest-x", Value::Null).await.unwrap_err();
                 assert_eq!(e.to_string(), "the guest agent refused guest-x: unknown guest-x");
             }

@@ -98,11 +98,12 @@ pub async fn run(config: Config) -> Result<i32, Error> {
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let service = server::Service { asks: asks.clone(), level: level.clone(), delivered };
     let server = tokio::spawn(
-        tonic::transport::Server::builder()
-            .add_service(LauncherServer::new(service))
-            .serve_with_incoming_shutdown(UnixListenerStream::new(listener), async {
+        tonic::transport::Server::builder().add_service(LauncherServer::new(service)).serve_with_incoming_shutdown(
+            UnixListenerStream::new(listener),
+            async {
                 let _ = stopped.await;
-            }),
+            },
+        ),
     );
     tokio::spawn(core.run(asked));
     tokio::spawn(async move {

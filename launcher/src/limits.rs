@@ -35,6 +35,8 @@ pub const ASKS: usize = 64;
 pub const VERBS: usize = 256;
 /// Instructions whose answers are remembered. Ids derive from levels, so an honest controller sends a handful.
 pub const INSTRUCTIONS: usize = 256;
+/// How long after a soft reboot by power button a power-off still belongs to it.
+pub const SOFT_REBOOT: Duration = Duration::from_secs(180);
 /// Time to live of a verb that names none.
 pub const VERB_TTL: Duration = Duration::from_secs(60);
 /// What a new console client is shown of the past.

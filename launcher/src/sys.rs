@@ -15,7 +15,8 @@ use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
 pub(crate) fn receive_descriptor(socket: RawFd, payload: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
     let mut space = nix::cmsg_space!([RawFd; 4]);
     let mut slices = [io::IoSliceMut::new(payload)];
-    let message = recvmsg::<()>(socket, &mut slices, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC | MsgFlags::MSG_DONTWAIT)?;
+    let message =
+        recvmsg::<()>(socket, &mut slices, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC | MsgFlags::MSG_DONTWAIT)?;
     let mut first = None;
     for control in message.cmsgs()? {
         if let ControlMessageOwned::ScmRights(raw) = control {

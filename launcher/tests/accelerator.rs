@@ -24,7 +24,9 @@ fn the_payload_passes_under_emulation() {
 
 #[test]
 fn what_is_no_hypervisor_is_refused() {
-    let refused = |qemu: &str, model: &str| runtime().block_on(run_payload(Path::new(qemu), Accelerator::Tcg, model)).unwrap_err();
+    let refused = |qemu: &str, model: &str| {
+        runtime().block_on(run_payload(Path::new(qemu), Accelerator::Tcg, model)).unwrap_err()
+    };
     assert!(refused("/nonexistent/qemu", "Nehalem").contains("running /nonexistent/qemu"));
     assert!(refused("true", "Nehalem").contains("code 0"));
     assert!(refused(QEMU, "NoSuchModel").contains("NoSuchModel"));

@@ -29,7 +29,8 @@ fn read_until(stream: &mut UnixStream, text: &str) -> String {
 #[test]
 fn a_guest_from_start_to_power_off() {
     let _turn = turn();
-    let mut l = usual_launcher();
+    let mut l = Launcher::with(Options { unprivileged: true, ..Options::default() });
+    l.image(0, &guest().join("disk.qcow2"));
     let began = Instant::now();
     let mut manifest = vmi(
         json!({"disks": [
@@ -62,13 +63,19 @@ fn a_guest_from_start_to_power_off() {
     l.until_console("login:");
     println!("login prompt after {:.2?}", began.elapsed());
     let told = l.until("the agent and its facts", |d| {
-        d.guest.as_ref().is_some_and(|g| g.agent_connected && g.os.is_some() && !g.hostname.is_empty() && g.fs_freeze_status == "thawed")
+        d.guest.as_ref().is_some_and(|g| {
+            g.agent_connected && g.os.is_some() && !g.hostname.is_empty() && g.fs_freeze_status == "thawed"
+        })
     });
     println!("agent after {:.2?}", began.elapsed());
     let facts_told = told.guest.unwrap();
     assert_eq!(facts_told.hostname, "web-1", "the cloud-init disk was read: {}", l.console());
     l.until_console("user-data says hello");
-    println!("RSS: launcher {} MiB, qemu {} MiB", rss_mib(l.pid()), { let p = l.hypervisor_pid(); rss_mib(p) });
+    println!("launcher: {}", rss(l.pid()));
+    println!("RSS: launcher {} MiB, qemu {} MiB", rss_mib(l.pid()), {
+        let p = l.hypervisor_pid();
+        rss_mib(p)
+    });
 
     // The console: a login in both directions, and the newest client wins.
     let mut first = UnixStream::connect(l.path("share/console.sock")).unwrap();
@@ -107,7 +114,10 @@ fn a_guest_from_start_to_power_off() {
     let info = l.verb("guestosinfo", "v6", "");
     assert!(info.ok, "{info:?}");
     let info: Value = serde_json::from_slice(&info.body).unwrap();
-    assert_eq!((info["hostname"].as_str(), info["kind"].as_str()), (Some("web-1"), Some("VirtualMachineInstanceGuestAgentInfo")));
+    assert_eq!(
+        (info["hostname"].as_str(), info["kind"].as_str()),
+        (Some("web-1"), Some("VirtualMachineInstanceGuestAgentInfo"))
+    );
     assert!(!info["os"]["kernelRelease"].as_str().unwrap().is_empty());
     for verb in ["userlist", "filesystemlist"] {
         let reply = l.verb(verb, verb, "");
@@ -151,8 +161,18 @@ fn a_reboot_by_button_agent_or_reset_keeps_the_process() {
     l.until("the agent is gone and back", connected);
     assert!(l.verb("softreboot", "r2", "").ok);
     boots(&l, 3);
-    // Before the agent is there the reboot is a power-off that is not the end.
-    l.until_console("login:");
+    // Without the agent the reboot is a power-off that is not the end.
+    l.until("the agent again", connected);
+    wait_long("a prompt of the third boot", || {
+        l.console().rfind("login:") > l.console().rfind("virtfold-guest: booted")
+    });
+    let mut console = UnixStream::connect(l.path("share/console.sock")).unwrap();
+    console.write_all(b"root\n").unwrap();
+    read_until(&mut console, "# ");
+    console.write_all(b"/sbin/guest-agent stop\n").unwrap();
+    l.until("the agent is gone", |d| !connected(d));
+    assert!(l.verb("softreboot", "r3", "").ok);
+    boots(&l, 4);
     assert_eq!((l.hypervisor_pid(), l.domain().state()), (pid, DomainState::Running));
     l.tell(InstructKind::Kill, "kill", Duration::ZERO);
     l.ends(Cause::Destroyed);

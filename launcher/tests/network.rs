@@ -112,7 +112,8 @@ fn a_guest_gets_its_address_and_answers() {
     assert_eq!((nic.interface_name.as_str(), nic.info_source.as_str()), ("eth0", "domain, guest-agent"));
     l.until_console("login:");
     let page = ns.inside(|| {
-        let mut stream = std::net::TcpStream::connect_timeout(&"10.0.2.2:80".parse().unwrap(), Duration::from_secs(20)).unwrap();
+        let mut stream =
+            std::net::TcpStream::connect_timeout(&"10.0.2.2:80".parse().unwrap(), Duration::from_secs(20)).unwrap();
         std::io::Write::write_all(&mut stream, b"GET / HTTP/1.0\r\n\r\n").unwrap();
         let mut page = String::new();
         std::io::Read::read_to_string(&mut stream, &mut page).unwrap();
@@ -129,8 +130,16 @@ fn a_card_without_its_descriptor_does_not_start() {
     let mut manifest = usual();
     manifest["spec"]["domain"]["devices"]["interfaces"] = json!([{"name": "default", "masquerade": {}}]);
     let mut f = facts();
-    f.nics = vec![NicFacts { network: "default".into(), mac: "02:00:00:00:00:0a".into(), fd_name: "tap".into(), ..NicFacts::default() }];
+    f.nics = vec![NicFacts {
+        network: "default".into(),
+        mac: "02:00:00:00:00:0a".into(),
+        fd_name: "tap".into(),
+        ..NicFacts::default()
+    }];
     l.execute(instruct(InstructKind::Start, "start", &manifest), f);
     let outcome = l.ends(Cause::StartFailed);
-    assert!(outcome.message.contains("spec.domain.devices.interfaces[0]") && outcome.message.contains("tap"), "{outcome:?}");
+    assert!(
+        outcome.message.contains("spec.domain.devices.interfaces[0]") && outcome.message.contains("tap"),
+        "{outcome:?}"
+    );
 }

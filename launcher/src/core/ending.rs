@@ -41,7 +41,12 @@ impl Ending {
 }
 
 /// Why a domain ended whose process is gone: the reason that was noted before, or else what the exit itself says.
-pub(super) fn verdict(noted: Option<(Cause, String)>, code: Option<i32>, signal: Option<i32>, stderr: &str) -> (Cause, i32, String) {
+pub(super) fn verdict(
+    noted: Option<(Cause, String)>,
+    code: Option<i32>,
+    signal: Option<i32>,
+    stderr: &str,
+) -> (Cause, i32, String) {
     let exit = code.or(signal.map(|s| 128 + s)).unwrap_or(-1);
     if let Some((cause, message)) = noted {
         return (cause, exit, message);

@@ -158,7 +158,9 @@ impl Core {
         };
         match (verb, state) {
             (Verb::Pause, DomainState::Paused) => return Err(Problem::new("already-paused", "the domain is paused")),
-            (Verb::Unpause, DomainState::Running) => return Err(Problem::new("not-paused", "the domain is not paused")),
+            (Verb::Unpause, DomainState::Running) => {
+                return Err(Problem::new("not-paused", "the domain is not paused"));
+            }
             (_, DomainState::Running | DomainState::Paused) => {}
             _ => return Err(Problem::new("not-running", "the domain does not run")),
         }
@@ -166,18 +168,29 @@ impl Core {
         let connected = level.connected;
         let freeze = level.fs_freeze_status.clone();
         drop(level);
-        let needs_agent = matches!(verb, Verb::Freeze(_) | Verb::Unfreeze | Verb::GuestOsInfo | Verb::UserList | Verb::FilesystemList);
+        let needs_agent = matches!(
+            verb,
+            Verb::Freeze(_) | Verb::Unfreeze | Verb::GuestOsInfo | Verb::UserList | Verb::FilesystemList
+        );
         if needs_agent && !connected {
             return Err(AgentError::NotConnected.into());
         }
         if verb == Verb::SoftReboot && !connected {
-            alive.rebooting = true;
+            alive.rebooting = Some(Boottime::after(limits::SOFT_REBOOT));
         }
         Ok((verb, alive.domain.clone(), alive.agent.clone(), connected, freeze))
     }
 
-    pub(super) fn verb_done(&mut self, id: &str, verb: Verb, result: Result<Value, Problem>, answer: oneshot::Sender<VerbReply>) {
-        if result.is_ok() && let Life::Alive(alive) = &mut self.life {
+    pub(super) fn verb_done(
+        &mut self,
+        id: &str,
+        verb: Verb,
+        result: Result<Value, Problem>,
+        answer: oneshot::Sender<VerbReply>,
+    ) {
+        if result.is_ok()
+            && let Life::Alive(alive) = &mut self.life
+        {
             match verb {
                 Verb::Freeze(after) => alive.thaw = after.map(Boottime::after),
                 Verb::Unfreeze => alive.thaw = None,
@@ -210,7 +223,13 @@ impl Core {
     }
 }
 
-async fn carry_out(verb: Verb, domain: Arc<dyn Domain>, agent: Agent, connected: bool, freeze: String) -> Result<Value, Problem> {
+async fn carry_out(
+    verb: Verb,
+    domain: Arc<dyn Domain>,
+    agent: Agent,
+    connected: bool,
+    freeze: String,
+) -> Result<Value, Problem> {
     match verb {
         Verb::Pause => domain.pause().await?,
         Verb::Unpause => domain.resume().await?,

@@ -24,8 +24,11 @@ pub(super) fn nics(devices: &Cursor<'_>, facts: &NodeFacts) -> Result<Vec<Nic>, 
             return Err(item.error(format!("the node set up no network {name:?}")));
         };
         let mac = match item.get("macAddress").text()? {
-            Some(m) => normal_mac(m).ok_or_else(|| item.get("macAddress").error(format!("is not a MAC address: {m:?}")))?,
-            None => normal_mac(&fact.mac).ok_or_else(|| item.error(format!("the node gave no MAC address: {:?}", fact.mac)))?,
+            Some(m) => {
+                normal_mac(m).ok_or_else(|| item.get("macAddress").error(format!("is not a MAC address: {m:?}")))?
+            }
+            None => normal_mac(&fact.mac)
+                .ok_or_else(|| item.error(format!("the node gave no MAC address: {:?}", fact.mac)))?,
         };
         let mtu = (fact.mtu >= 68 && fact.mtu != 1500 && fact.mtu <= 65535).then_some(fact.mtu);
         nics.push(Nic {

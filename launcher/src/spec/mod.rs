@@ -57,15 +57,23 @@ pub fn machine(vmi: &Value, facts: &NodeFacts, paths: &Paths) -> Result<Machine,
         smbios_system.push(("serial", serial.into()));
     }
     let mut smbios_chassis = Vec::new();
-    for (key, field) in
-        [("manufacturer", "manufacturer"), ("version", "version"), ("serial", "serial"), ("asset", "asset"), ("sku", "sku")]
-    {
+    for (key, field) in [
+        ("manufacturer", "manufacturer"),
+        ("version", "version"),
+        ("serial", "serial"),
+        ("asset", "asset"),
+        ("sku", "sku"),
+    ] {
         if let Some(value) = domain.get("chassis").get(key).text()? {
             smbios_chassis.push((field, value.to_owned()));
         }
     }
 
-    let volumes = volumes::volumes(&spec, paths, &volumes::Instance { name: &name, namespace: &namespace, hostname: &hostname, uuid: &uuid })?;
+    let volumes = volumes::volumes(
+        &spec,
+        paths,
+        &volumes::Instance { name: &name, namespace: &namespace, hostname: &hostname, uuid: &uuid },
+    )?;
     let devices = domain.get("devices");
     let disks = volumes::disks(&devices, volumes)?;
     let features = domain.get("features");
@@ -110,7 +118,7 @@ pub fn machine(vmi: &Value, facts: &NodeFacts, paths: &Paths) -> Result<Machine,
             return Err(SpecError { path, problem });
         }
     }
-    if spec.get("accessCredentials").items()?.first().is_some() {
+    if !spec.get("accessCredentials").items()?.is_empty() {
         return Err(spec.get("accessCredentials").error("is not supported by the qemu driver"));
     }
     Ok(machine)
@@ -172,7 +180,8 @@ fn cpu(domain: &Cursor<'_>, facts: &NodeFacts, accelerator: Accelerator) -> Resu
     let (sockets, cores, threads) = (sockets.or(wished).unwrap_or(1).max(1), cores.unwrap_or(1), threads.unwrap_or(1));
     let total = sockets.checked_mul(cores).and_then(|n| n.checked_mul(threads)).unwrap_or(u32::MAX);
     if total > MAX_VCPUS {
-        return Err(field.error(format!("{sockets} sockets x {cores} cores x {threads} threads is more than {MAX_VCPUS} vCPUs")));
+        return Err(field
+            .error(format!("{sockets} sockets x {cores} cores x {threads} threads is more than {MAX_VCPUS} vCPUs")));
     }
     let properties = hyperv(&domain.get("features"), accelerator)?;
     Ok(Cpu { model, features, properties, sockets, cores, threads })
@@ -213,7 +222,9 @@ fn hyperv(features: &Cursor<'_>, accelerator: Accelerator) -> Result<Vec<String>
         let retries = field.get("spinlocks").get("spinlocks").number()?.unwrap_or(4096);
         properties.push(format!("hv-spinlocks={retries}"));
     }
-    if on("vendorid")? && let Some(id) = field.get("vendorid").get("vendorid").text()? {
+    if on("vendorid")?
+        && let Some(id) = field.get("vendorid").get("vendorid").text()?
+    {
         if id.len() > 12 || id.contains(',') {
             return Err(field.get("vendorid").error("is at most 12 characters without a comma"));
         }

@@ -217,7 +217,8 @@ mod tests {
 
     #[test]
     fn what_nobody_looked_at_is_named() {
-        let value = json!({"a": {"b": 1, "c": [{"d": "x", "e": true}]}, "off": false, "none": null, "theirs": {"z": 1}});
+        let value =
+            json!({"a": {"b": 1, "c": [{"d": "x", "e": true}]}, "off": false, "none": null, "theirs": {"z": 1}});
         let seen = Seen::default();
         let root = Cursor::root(&value, "spec", &seen);
         root.skip(&["theirs"]);

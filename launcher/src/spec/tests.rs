@@ -10,7 +10,12 @@ fn facts() -> NodeFacts {
         accelerator: "tcg".into(),
         cpu_model: "Nehalem".into(),
         pod_ip: "10.244.1.2".into(),
-        nics: vec![NicFacts { network: "default".into(), mac: "02:00:00:00:00:01".into(), fd_name: "tap0".into(), ..NicFacts::default() }],
+        nics: vec![NicFacts {
+            network: "default".into(),
+            mac: "02:00:00:00:00:01".into(),
+            fd_name: "tap0".into(),
+            ..NicFacts::default()
+        }],
     }
 }
 
@@ -51,7 +56,10 @@ fn a_manifest_as_people_write_it() {
     assert_eq!(m.uuid, "6f2c0a51-8a61-4f5c-9f6f-6d3a4f1f3f10");
     let order: Vec<_> = m.disks.iter().map(|d| (d.name.as_str(), d.boot_index)).collect();
     assert_eq!(order, [("root", Some(1)), ("cd", Some(2)), ("init", None)]);
-    assert_eq!(m.disks[0].source, Some(Source::Image { folder: "/var/run/kubevirt-image-volume/disk_2".into(), file: None }));
+    assert_eq!(
+        m.disks[0].source,
+        Some(Source::Image { folder: "/var/run/kubevirt-image-volume/disk_2".into(), file: None })
+    );
     assert!(matches!(&m.disks[2].source, Some(Source::CloudInit(c)) if c.hostname == "a" && c.instance_id == "a.b.ns"));
     assert_eq!(m.nics[0].mac, "02:00:00:00:00:01");
     assert!(m.serial && m.balloon && m.video.is_some() && !m.paused);
@@ -76,14 +84,34 @@ fn what_cannot_be_served_is_named_by_its_path() {
         (json!({"memory": ok, "devices": {"tpm": {}}}), json!([]), "spec.domain.devices.tpm"),
         (json!({"memory": ok, "devices": {"gpus": [{"name": "g"}]}}), json!([]), "spec.domain.devices.gpus"),
         (json!({"memory": ok, "ioThreadsPolicy": "auto", "devices": {}}), json!([]), "spec.domain.ioThreadsPolicy"),
-        (json!({"memory": {"guest": "64Mi", "hugepages": {"pageSize": "2Mi"}}, "devices": {}}), json!([]), "spec.domain.memory.hugepages"),
-        (json!({"memory": ok, "cpu": {"dedicatedCpuPlacement": true}, "devices": {}}), json!([]), "spec.domain.cpu.dedicatedCpuPlacement"),
+        (
+            json!({"memory": {"guest": "64Mi", "hugepages": {"pageSize": "2Mi"}}, "devices": {}}),
+            json!([]),
+            "spec.domain.memory.hugepages",
+        ),
+        (
+            json!({"memory": ok, "cpu": {"dedicatedCpuPlacement": true}, "devices": {}}),
+            json!([]),
+            "spec.domain.cpu.dedicatedCpuPlacement",
+        ),
         (json!({"memory": ok, "cpu": {"cores": 300}, "devices": {}}), json!([]), "spec.domain.cpu"),
         (json!({"memory": ok, "cpu": {"model": "x,accel=kvm"}, "devices": {}}), json!([]), "spec.domain.cpu.model"),
         (json!({"memory": ok, "machine": {"type": "microvm"}, "devices": {}}), json!([]), "spec.domain.machine.type"),
-        (json!({"memory": ok, "firmware": {"kernelBoot": {"container": {}}}, "devices": {}}), json!([]), "spec.domain.firmware.kernelBoot"),
-        (json!({"memory": ok, "devices": {"interfaces": [{"name": "other", "bridge": {}}]}}), json!([]), "spec.domain.devices.interfaces[0]"),
-        (json!({"memory": ok, "devices": {"interfaces": [{"name": "default", "macAddress": "02:00"}]}}), json!([]), "spec.domain.devices.interfaces[0].macAddress"),
+        (
+            json!({"memory": ok, "firmware": {"kernelBoot": {"container": {}}}, "devices": {}}),
+            json!([]),
+            "spec.domain.firmware.kernelBoot",
+        ),
+        (
+            json!({"memory": ok, "devices": {"interfaces": [{"name": "other", "bridge": {}}]}}),
+            json!([]),
+            "spec.domain.devices.interfaces[0]",
+        ),
+        (
+            json!({"memory": ok, "devices": {"interfaces": [{"name": "default", "macAddress": "02:00"}]}}),
+            json!([]),
+            "spec.domain.devices.interfaces[0].macAddress",
+        ),
         (disk(json!({"name": "e", "disk": {"bus": "ide"}})), empty.clone(), "spec.domain.devices.disks[0].disk.bus"),
         (disk(json!({"name": "e", "lun": {"bus": "scsi"}})), empty.clone(), "spec.domain.devices.disks[0].lun"),
         (disk(json!({"name": "f", "disk": {}})), json!([]), "spec.domain.devices.disks[0].name"),
@@ -91,9 +119,21 @@ fn what_cannot_be_served_is_named_by_its_path() {
         (json!({"memory": ok, "devices": {}}), empty, "spec.volumes[0]"),
         (disk(json!({"name": "e"})), json!([{"name": "e", "emptyDisk": {}}]), "spec.volumes[0].emptyDisk.capacity"),
         (disk(json!({"name": "e"})), json!([{"name": "e", "hostDisk": {"path": "/x"}}]), "spec.volumes[0].hostDisk"),
-        (disk(json!({"name": "e"})), json!([{"name": "e", "cloudInitNoCloud": {}}]), "spec.volumes[0].cloudInitNoCloud"),
-        (disk(json!({"name": "e"})), json!([{"name": "e", "cloudInitNoCloud": {"userDataBase64": "%"}}]), "spec.volumes[0].cloudInitNoCloud.userDataBase64"),
-        (disk(json!({"name": "e"})), json!([{"name": "e", "containerDisk": {"image": "i", "path": "/disk/../../etc/shadow"}}]), "spec.volumes[0].containerDisk.path"),
+        (
+            disk(json!({"name": "e"})),
+            json!([{"name": "e", "cloudInitNoCloud": {}}]),
+            "spec.volumes[0].cloudInitNoCloud",
+        ),
+        (
+            disk(json!({"name": "e"})),
+            json!([{"name": "e", "cloudInitNoCloud": {"userDataBase64": "%"}}]),
+            "spec.volumes[0].cloudInitNoCloud.userDataBase64",
+        ),
+        (
+            disk(json!({"name": "e"})),
+            json!([{"name": "e", "containerDisk": {"image": "i", "path": "/disk/../../etc/shadow"}}]),
+            "spec.volumes[0].containerDisk.path",
+        ),
     ];
     for (domain, volumes, path) in cases {
         let e = read(domain.clone(), volumes).unwrap_err();

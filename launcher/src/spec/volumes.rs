@@ -31,7 +31,11 @@ fn plain(name: &str) -> bool {
         && name.bytes().all(|b| b.is_ascii_alphanumeric() || b".-_".contains(&b))
 }
 
-pub(super) fn volumes(spec: &Cursor<'_>, paths: &Paths, instance: &Instance<'_>) -> Result<BTreeMap<String, Volume>, SpecError> {
+pub(super) fn volumes(
+    spec: &Cursor<'_>,
+    paths: &Paths,
+    instance: &Instance<'_>,
+) -> Result<BTreeMap<String, Volume>, SpecError> {
     let mut all = BTreeMap::new();
     for (index, item) in spec.get("volumes").items()?.into_iter().enumerate() {
         let name = item.get("name").text()?.ok_or_else(|| item.get("name").error("is missing"))?;
@@ -57,7 +61,11 @@ pub(super) fn volumes(spec: &Cursor<'_>, paths: &Paths, instance: &Instance<'_>)
             container.skip(&["image", "imagePullSecret", "imagePullPolicy"]);
             Source::Image {
                 folder: paths.images.join(format!("disk_{index}")),
-                file: container.get("path").text()?.map(|p| inside(p).ok_or_else(|| container.get("path").error("leaves the image"))).transpose()?,
+                file: container
+                    .get("path")
+                    .text()?
+                    .map(|p| inside(p).ok_or_else(|| container.get("path").error("leaves the image")))
+                    .transpose()?,
             }
         } else if empty.exists() {
             let capacity = empty.get("capacity");
@@ -122,7 +130,12 @@ fn cloud_init(
         Ok(Some(data))
     };
     let user = pick("userData", "userDataBase64", "secretRef", secret("udata", ["userdata", "userData"]))?;
-    let network = pick("networkData", "networkDataBase64", "networkDataSecretRef", secret("ndata", ["networkdata", "networkData"]))?;
+    let network = pick(
+        "networkData",
+        "networkDataBase64",
+        "networkDataSecretRef",
+        secret("ndata", ["networkdata", "networkData"]),
+    )?;
     if user.is_none() && network.is_none() {
         return Err(field.error("has neither user data nor network data"));
     }

@@ -62,8 +62,8 @@ pub struct Launcher {
 pub struct Options {
     pub grace: Option<Duration>,
     pub args: Vec<String>,
-    /// Run in this network namespace.
-    pub netns: Option<String>,
+    /// Run as a pod runs it: uid 107, no capabilities, none to be had.
+    pub unprivileged: bool,
 }
 
 impl Launcher {
@@ -77,13 +77,18 @@ impl Launcher {
             std::fs::create_dir(dir.path().join(name)).unwrap();
         }
         let exe = std::env::current_exe().unwrap();
-        let mut command = match &options.netns {
-            Some(ns) => {
-                let mut c = Command::new("ip");
-                c.args(["netns", "exec", ns]).arg(exe);
-                c
+        let mut command = if options.unprivileged {
+            let mut names = vec![dir.path().to_owned()];
+            names.extend(["share", "private", "images", "ephemeral", "dev"].map(|n| dir.path().join(n)));
+            for name in names {
+                std::os::unix::fs::chown(name, Some(107), Some(107)).unwrap();
             }
-            None => Command::new(exe),
+            let mut c = Command::new("setpriv");
+            c.args(["--reuid=107", "--regid=107", "--clear-groups", "--inh-caps=-all", "--bounding-set=-all"]);
+            c.arg("--no-new-privs").arg(exe);
+            c
+        } else {
+            Command::new(exe)
         };
         let log = std::fs::File::create(dir.path().join("log")).unwrap();
         let child = command
@@ -104,7 +109,9 @@ impl Launcher {
                 let socket = socket.clone();
                 async move { tokio::net::UnixStream::connect(socket).await.map(hyper_util::rt::TokioIo::new) }
             });
-            LauncherClient::new(Endpoint::from_static("http://launcher").connect_with_connector(connector).await.unwrap())
+            LauncherClient::new(
+                Endpoint::from_static("http://launcher").connect_with_connector(connector).await.unwrap(),
+            )
         });
         Self { dir, child, runtime, client }
     }
@@ -178,7 +185,9 @@ impl Launcher {
                     match stream.message().await.unwrap().expect("the stream ended").kind.unwrap() {
                         update::Kind::Domain(d) if wished(&d) => return d,
                         update::Kind::Domain(d) => last = Some(d),
-                        update::Kind::Outcome(o) => panic!("{what}: ended: {o:?}\n{}", std::fs::read_to_string(&log).unwrap()),
+                        update::Kind::Outcome(o) => {
+                            panic!("{what}: ended: {o:?}\n{}", std::fs::read_to_string(&log).unwrap())
+                        }
                     }
                 }
             })
@@ -203,7 +212,9 @@ impl Launcher {
             let mut stream = self.client.watch(WatchRequest {}).await.unwrap().into_inner();
             tokio::time::timeout(LONG, async {
                 loop {
-                    if let update::Kind::Outcome(o) = stream.message().await.unwrap().expect("the stream ended").kind.unwrap() {
+                    if let update::Kind::Outcome(o) =
+                        stream.message().await.unwrap().expect("the stream ended").kind.unwrap()
+                    {
                         // The stream ends with it.
                         assert!(stream.message().await.unwrap().is_none());
                         return o;
@@ -284,6 +295,12 @@ pub fn wait(what: &str, mut condition: impl FnMut() -> bool) {
 pub fn alive(pid: i32) -> bool {
     // A zombie is not alive.
     std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|s| !s.contains(") Z "))
+}
+
+pub fn rss(pid: i32) -> String {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let lines: Vec<&str> = status.lines().filter(|l| l.starts_with("Rss") || l.starts_with("Threads")).collect();
+    lines.join(" ").replace('\t', " ")
 }
 
 pub fn rss_mib(pid: i32) -> u64 {

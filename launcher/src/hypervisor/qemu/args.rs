@@ -81,12 +81,15 @@ pub fn arguments(machine: &Machine, images: &[Option<Image>], fds: &Descriptors,
 
     if let Some(video) = machine.video {
         a.two("-vnc", format!("unix:{},power-control=off", escape(&places.vnc.to_string_lossy())));
-        a.two("-device", match video {
-            Video::Vga => "VGA,id=video0,bus=pcie.0,addr=0x1".into(),
-            Video::Cirrus => "cirrus-vga,id=video0,bus=pcie.0,addr=0x1".into(),
-            Video::Virtio => "virtio-vga,id=video0,bus=pcie.0,addr=0x1".into(),
-            Video::Bochs => "bochs-display,id=video0,bus=pcie.0,addr=0x1".to_owned(),
-        });
+        a.two(
+            "-device",
+            match video {
+                Video::Vga => "VGA,id=video0,bus=pcie.0,addr=0x1".into(),
+                Video::Cirrus => "cirrus-vga,id=video0,bus=pcie.0,addr=0x1".into(),
+                Video::Virtio => "virtio-vga,id=video0,bus=pcie.0,addr=0x1".into(),
+                Video::Bochs => "bochs-display,id=video0,bus=pcie.0,addr=0x1".to_owned(),
+            },
+        );
     }
     nics(machine, fds, &mut a);
     if machine.serial {
@@ -115,12 +118,15 @@ pub fn arguments(machine: &Machine, images: &[Option<Image>], fds: &Descriptors,
         a.two("-device", "qemu-xhci,id=usb,bus=pcie.0".into());
     }
     for (n, input) in machine.inputs.iter().enumerate() {
-        a.two("-device", match input {
-            Input::UsbTablet => format!("usb-tablet,id=input{n},bus=usb.0"),
-            Input::UsbKeyboard => format!("usb-kbd,id=input{n},bus=usb.0"),
-            Input::VirtioTablet => format!("virtio-tablet-pci,id=input{n},bus=pcie.0"),
-            Input::VirtioKeyboard => format!("virtio-keyboard-pci,id=input{n},bus=pcie.0"),
-        });
+        a.two(
+            "-device",
+            match input {
+                Input::UsbTablet => format!("usb-tablet,id=input{n},bus=usb.0"),
+                Input::UsbKeyboard => format!("usb-kbd,id=input{n},bus=usb.0"),
+                Input::VirtioTablet => format!("virtio-tablet-pci,id=input{n},bus=pcie.0"),
+                Input::VirtioKeyboard => format!("virtio-keyboard-pci,id=input{n},bus=pcie.0"),
+            },
+        );
     }
     disks(machine, images, &mut a);
     a.0
@@ -139,10 +145,13 @@ fn base(machine: &Machine, a: &mut Args) {
             switch(machine.smm || secure),
         ),
     );
-    a.two("-accel", match machine.accelerator {
-        Accelerator::Kvm => "kvm".into(),
-        Accelerator::Tcg => "tcg,thread=multi".to_owned(),
-    });
+    a.two(
+        "-accel",
+        match machine.accelerator {
+            Accelerator::Kvm => "kvm".into(),
+            Accelerator::Tcg => "tcg,thread=multi".to_owned(),
+        },
+    );
     let mut cpu = machine.cpu.model.clone();
     for (name, on) in &machine.cpu.features {
         cpu.push_str(&format!(",{name}={}", switch(*on)));
@@ -194,7 +203,10 @@ fn nics(machine: &Machine, fds: &Descriptors, a: &mut Args) {
     for n in 0..machine.nics.len() + SPARE_PORTS {
         let (slot, function) = (2 + n / PORTS_PER_SLOT, n % PORTS_PER_SLOT);
         let multi = if function == 0 { ",multifunction=on" } else { "" };
-        a.two("-device", format!("pcie-root-port,id=port{n},bus=pcie.0,chassis={},port={n},addr={slot:#x}.{function}{multi}", n + 1));
+        a.two(
+            "-device",
+            format!("pcie-root-port,id=port{n},bus=pcie.0,chassis={},port={n},addr={slot:#x}.{function}{multi}", n + 1),
+        );
     }
     for ((n, nic), fd) in machine.nics.iter().enumerate().zip(&fds.taps) {
         a.two("-netdev", format!("tap,id=net{n},fd={fd}"));

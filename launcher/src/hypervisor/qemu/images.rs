@@ -95,7 +95,7 @@ fn claim_image(folder: &Path) -> Result<Image, String> {
         Some("qcow2") => told_by_header(&path)?,
         _ => {
             let header = told_by_header(&path)?;
-            // A claim that cannot be written by us cannot be written by the guest either.
+            // Where the note cannot be left the header is asked each time: still harmless, since it can name no file.
             if let Err(error) = std::fs::write(&kept, format!("{}\n", header.word())) {
                 tracing::debug!(%error, path = %kept.display(), "the format of an image could not be noted");
             }
@@ -122,7 +122,9 @@ fn image_file(volume: &Path, file: Option<&Path>) -> Result<PathBuf, String> {
     match files.as_slice() {
         [one] => Ok(one.clone()),
         [] => Err("the image has no file in its folder disk/".into()),
-        many => Err(format!("the image has {} files in its folder disk/, and containerDisk.path names none", many.len())),
+        many => {
+            Err(format!("the image has {} files in its folder disk/, and containerDisk.path names none", many.len()))
+        }
     }
 }
 
@@ -169,7 +171,8 @@ async fn check(image: &Image, disk: &Disk, qemu_img: &Path) -> Result<(), StartE
         return Ok(());
     }
     let path = image.path.to_string_lossy();
-    let done = run(qemu_img, &["check", "-q", "-f", "qcow2", "--output=json", &path]).await.map_err(|e| failed(disk, e))?;
+    let done =
+        run(qemu_img, &["check", "-q", "-f", "qcow2", "--output=json", &path]).await.map_err(|e| failed(disk, e))?;
     // 0: sound. 3: leaked clusters, harmless. 2: damaged. 1: could not be checked.
     match done.code {
         Some(0 | 3) => Ok(()),

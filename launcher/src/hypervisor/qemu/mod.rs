@@ -64,7 +64,8 @@ impl Qemu {
         let mut taps = Vec::new();
         for nic in &machine.nics {
             let fd = fds.get(&nic.fd_name);
-            let fd = fd.ok_or_else(|| StartError(format!("{}: descriptor {:?} was not handed over", nic.path, nic.fd_name)))?;
+            let fd = fd
+                .ok_or_else(|| StartError(format!("{}: descriptor {:?} was not handed over", nic.path, nic.fd_name)))?;
             taps.push(fd.as_raw_fd());
         }
         let places = args::Places {
@@ -83,7 +84,8 @@ impl Qemu {
             taps,
         };
         // QEMU expects to block where it wants to.
-        let theirs = [their_monitor, their_console, their_agent].map(|s| s.into_std().and_then(|s| s.set_nonblocking(false).map(|()| s)));
+        let theirs = [their_monitor, their_console, their_agent]
+            .map(|s| s.into_std().and_then(|s| s.set_nonblocking(false).map(|()| s)));
         let mut inherited = descriptors.taps.clone();
         for s in &theirs {
             inherited.push(s.as_ref().map_err(|e| StartError(format!("making a socket pair: {e}")))?.as_raw_fd());
@@ -114,7 +116,11 @@ impl Qemu {
                 let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
                 let said = log.await.unwrap_or_default();
                 let said = said.trim();
-                return Err(StartError(if said.is_empty() { format!("qemu did not start: {problem}") } else { format!("qemu did not start: {said}") }));
+                return Err(StartError(if said.is_empty() {
+                    format!("qemu did not start: {problem}")
+                } else {
+                    format!("qemu did not start: {said}")
+                }));
             }
         };
         let domain = Arc::new(QemuDomain { pid, qmp: qmp.clone(), exited, machine_type });
@@ -126,7 +132,9 @@ impl Qemu {
         let Firmware::Efi { secure_boot } = firmware else { return Ok(None) };
         let field = "spec.domain.firmware.bootloader.efi";
         let known = &OVMF[usize::from(secure_boot)];
-        let Some((code, vars)) = known.iter().find(|(c, v)| std::path::Path::new(c).exists() && std::path::Path::new(v).exists()) else {
+        let Some((code, vars)) =
+            known.iter().find(|(c, v)| std::path::Path::new(c).exists() && std::path::Path::new(v).exists())
+        else {
             let what = if secure_boot { " with secure boot" } else { "" };
             return Err(StartError(format!("{field}: OVMF{what} is not installed on the node")));
         };
@@ -230,7 +238,9 @@ async fn translate(qmp: Qmp, mut heard: mpsc::Receiver<QmpEvent>, events: mpsc::
             "io-error" => Event::Paused(Paused::IoError),
             "shutdown" => Event::PoweredOff,
             "guest-panicked" => Event::Panicked,
-            "internal-error" => Event::Broken("the hypervisor cannot emulate what the guest does (internal-error)".into()),
+            "internal-error" => {
+                Event::Broken("the hypervisor cannot emulate what the guest does (internal-error)".into())
+            }
             "paused" | "prelaunch" | "suspended" | "watchdog" | "debug" | "save-vm" => Event::Paused(Paused::ByUser),
             other => {
                 tracing::debug!(status = other, "status without a meaning here");

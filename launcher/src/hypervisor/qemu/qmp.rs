@@ -94,7 +94,11 @@ async fn serve(stream: UnixStream, mut asked: mpsc::Receiver<Call>, events: mpsc
     }
 }
 
-fn take(line: &[u8], waiting: &mut BTreeMap<u64, oneshot::Sender<Result<Value, String>>>, events: &mpsc::Sender<QmpEvent>) {
+fn take(
+    line: &[u8],
+    waiting: &mut BTreeMap<u64, oneshot::Sender<Result<Value, String>>>,
+    events: &mpsc::Sender<QmpEvent>,
+) {
     let Ok(value) = serde_json::from_slice::<Value>(line) else {
         if !line.iter().all(u8::is_ascii_whitespace) {
             tracing::warn!(bytes = line.len(), "the monitor sent a line that is no JSON");
@@ -173,10 +177,19 @@ mod tests {
         });
         let (first, second) = (request(&mut peer).await, request(&mut peer).await);
         assert_eq!((first["execute"].as_str(), second["arguments"]["x"].as_i64()), (Some("a"), Some(1)));
-        peer.write_all(b"\xff\xfenonsense\n\n{\"return\":1,\"id\":99}\n{\"event\":\"STOP\",\"data\":{\"y\":2}}\n").await.unwrap();
-        peer.write_all(format!("{}\n{}\n", json!({"error": {"desc": "no"}, "id": second["id"]}), json!({"return": 7, "id": first["id"]})).as_bytes())
+        peer.write_all(b"\xff\xfenonsense\n\n{\"return\":1,\"id\":99}\n{\"event\":\"STOP\",\"data\":{\"y\":2}}\n")
             .await
             .unwrap();
+        peer.write_all(
+            format!(
+                "{}\n{}\n",
+                json!({"error": {"desc": "no"}, "id": second["id"]}),
+                json!({"return": 7, "id": first["id"]})
+            )
+            .as_bytes(),
+        )
+        .await
+        .unwrap();
         let (a, b, qmp) = both.await.unwrap();
         assert_eq!(a.unwrap(), 7);
         assert!(matches!(b, Err(Error::Refused { message, .. }) if message == "no"));

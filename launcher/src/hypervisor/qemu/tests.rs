@@ -19,7 +19,13 @@ fn a_command_line_that_can_be_read() {
                     {"name": "data", "emptyDisk": {"capacity": "1Gi"}}]}});
     let facts = NodeFacts {
         accelerator: "tcg".into(),
-        nics: vec![NicFacts { network: "default".into(), mac: "02:00:00:00:00:01".into(), fd_name: "tap0".into(), mtu: 1450, ..NicFacts::default() }],
+        nics: vec![NicFacts {
+            network: "default".into(),
+            mac: "02:00:00:00:00:01".into(),
+            fd_name: "tap0".into(),
+            mtu: 1450,
+            ..NicFacts::default()
+        }],
         ..NodeFacts::default()
     };
     let machine = crate::spec::machine(&vmi, &facts, &Paths::default()).unwrap();
@@ -30,7 +36,8 @@ fn a_command_line_that_can_be_read() {
         image("/e/data.img", Format::Raw, None),
     ];
     let places = Places { qmp: "/run/virtfold/qmp.sock".into(), vnc: "/run/virtfold/vnc.sock".into(), efi: None };
-    let line = arguments(&machine, &images, &Descriptors { monitor: 10, console: 11, agent: 12, taps: vec![13] }, &places);
+    let line =
+        arguments(&machine, &images, &Descriptors { monitor: 10, console: 11, agent: 12, taps: vec![13] }, &places);
     let has = |text: &str| assert!(line.iter().any(|a| a == text), "{text} is not in {line:#?}");
     has("q35,usb=off,vmport=off,hpet=off,acpi=on,smm=off,dump-guest-core=off");
     has("tcg,thread=multi");
@@ -44,7 +51,8 @@ fn a_command_line_that_can_be_read() {
     let root = line.iter().find(|a| a.starts_with("virtio-blk-pci")).unwrap();
     assert!(root.contains(",serial=s,,1") && root.contains("bootindex=1") && root.contains("werror=stop"), "{root}");
     assert!(line.iter().any(|a| a.contains("serial=a,,b,uuid=")));
-    let nodes: Vec<serde_json::Value> = line.iter().filter(|a| a.starts_with('{')).map(|a| serde_json::from_str(a).unwrap()).collect();
+    let nodes: Vec<serde_json::Value> =
+        line.iter().filter(|a| a.starts_with('{')).map(|a| serde_json::from_str(a).unwrap()).collect();
     assert_eq!(nodes[0]["backing"]["file"]["filename"], "/i/base,1.img");
     assert_eq!(nodes[0]["backing"]["driver"], "raw");
     assert_eq!(nodes[0]["backing"]["read-only"], true);
