@@ -1,2 +1,58 @@
-//! The `virtfold` binary.
-fn main() {}
+//! The `virtfold` binary: the supervisor, every component as a subcommand, and the user's commands.
+
+mod args;
+mod launcher;
+mod node_agent;
+mod up;
+mod user;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+
+use args::{Cli, Command};
+
+/// The command line was understood and makes no sense.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Usage(String);
+
+fn main() -> ExitCode {
+    let name = std::env::args_os().next().unwrap_or_default();
+    let mut command = Cli::command();
+    // `kubectl virtfold ...` runs us under that name.
+    if std::path::Path::new(&name).file_name().is_some_and(|n| n == "kubectl-virtfold") {
+        command = command.bin_name("kubectl virtfold");
+    }
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            let _ = error.print();
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+        }
+    };
+    // One provider for all TLS of the process; a second call in one process would be the same.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let result = match cli.command {
+        Command::Completion { shell } => {
+            clap_complete::generate(shell, &mut command, "virtfold", &mut std::io::stdout());
+            Ok(0)
+        }
+        Command::Up(options) => up::run(options),
+        Command::Down(options) => up::down::run(&options),
+        Command::NodeAgent { config } => node_agent::run(&config),
+        Command::Launcher(options) => launcher::run(options),
+        other => user::run(other),
+    };
+    match result {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            // Somebody who reads only the beginning of our output is no failure of ours.
+            if error.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe) {
+                return ExitCode::SUCCESS;
+            }
+            eprintln!("virtfold: {error:#}");
+            ExitCode::from(if error.is::<Usage>() { 2 } else { 1 })
+        }
+    }
+}

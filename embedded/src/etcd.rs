@@ -35,7 +35,7 @@ const RESTART_WAIT_MAX: Duration = Duration::from_secs(10);
 #[derive(Debug, thiserror::Error)]
 pub enum EtcdError {
     /// No such program.
-    #[error("etcd is not installed: no `etcd` in PATH; on Debian: apt-get install etcd-server")]
+    #[error("etcd not found in PATH; on Debian: apt-get install etcd-server")]
     Missing,
     /// It ended instead of serving.
     #[error(

@@ -196,6 +196,25 @@ impl Pki {
         })
     }
 
+    /// 32 random bytes, made once and kept under that name.
+    ///
+    /// # Errors
+    /// When the file cannot be read or written.
+    pub fn secret(&self, name: &str) -> Result<Vec<u8>, PkiError> {
+        let path = self.folder.join(format!("{name}.secret"));
+        match std::fs::read(&path) {
+            Ok(bytes) if bytes.len() == 32 => return Ok(bytes),
+            Ok(_) => return Err(PkiError::Damaged { path, reason: "it is not 32 bytes long".into() }),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+            Err(source) => return Err(PkiError::Io { what: "read", path, source }),
+        }
+        let bytes: Vec<u8> = [uuid::Uuid::new_v4(), uuid::Uuid::new_v4()].iter().flat_map(|u| *u.as_bytes()).collect();
+        // The version and variant bits of a UUID are fixed; what is kept is their hash.
+        let bytes = <sha2::Sha256 as sha2::Digest>::digest(&bytes).to_vec();
+        write_private(&path, &bytes)?;
+        Ok(bytes)
+    }
+
     fn identity(&self, wanted: &Wanted<'_>) -> Result<Identity, PkiError> {
         let cert_path = self.folder.join(format!("{}.crt", wanted.file));
         let key_path = self.folder.join(format!("{}.key", wanted.file));

@@ -46,16 +46,19 @@ impl ProcessId {
     /// Reads what [`ProcessId::save`] wrote; none when there is no such file or it is torn.
     #[must_use]
     pub fn load(path: &Path) -> Option<Self> {
-        serde_json::from_slice(&std::fs::read(path).ok()?).ok()
+        let text = std::fs::read_to_string(path).ok()?;
+        let mut words = text.split_whitespace();
+        let id = Self { pid: words.next()?.parse().ok()?, started: words.next()?.parse().ok()?, boot: words.next()?.into() };
+        Some(id)
     }
 
-    /// Writes the identity to a file, whole or not at all.
+    /// Writes the identity to a file (`PID STARTED BOOT`), whole or not at all.
     ///
     /// # Errors
     /// What the file system says.
     pub fn save(&self, path: &Path) -> std::io::Result<()> {
         let tmp: PathBuf = path.with_extension("tmp");
-        std::fs::write(&tmp, serde_json::to_vec(self)?)?;
+        std::fs::write(&tmp, format!("{} {} {}\n", self.pid, self.started, self.boot))?;
         std::fs::rename(&tmp, path)
     }
 
@@ -95,14 +98,11 @@ impl ProcessId {
     }
 }
 
-/// Looks for a program in PATH and in the folders of system programs.
+/// Looks for a program in PATH.
 #[must_use]
 pub fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path)
-        .chain(["/usr/sbin", "/sbin", "/usr/bin", "/bin", "/usr/local/bin"].iter().map(PathBuf::from))
-        .map(|folder| folder.join(name))
-        .find(|file| file.is_file())
+    std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file())
 }
 
 #[cfg(test)]
@@ -127,7 +127,7 @@ mod tests {
         id.end(Duration::from_secs(5)).await;
         assert!(!id.alive());
         child.wait().unwrap();
-        std::fs::write(&file, b"{\"pid\":").unwrap();
+        std::fs::write(&file, b"12").unwrap();
         assert!(ProcessId::load(&file).is_none());
     }
 }

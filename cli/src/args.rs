@@ -1,0 +1,324 @@
+//! The command line.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Where the cluster lives unless said otherwise.
+pub const DATA: &str = "/var/lib/virtfold";
+
+/// Virtual machines as declarative objects: the kubevirt.io API with a control plane that can say why.
+#[derive(Debug, Parser)]
+#[command(name = "virtfold", version, propagate_version = true, arg_required_else_help = true, after_help = EXIT_CODES)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+const EXIT_CODES: &str = "Exit codes: 0 done, 1 it failed, 2 the command line is wrong.";
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a whole cluster on this machine until ctrl-C; guests go on
+    Up(Up),
+    /// Take the cluster of a data folder down: guests, node agents, networks; disks and objects stay
+    Down(Down),
+    /// Show virtual machines and what they wait for
+    Status(Status),
+    /// Attach to the serial console of a virtual machine; ctrl-] leaves
+    Console(Console),
+    /// Open the screen of a virtual machine
+    Vnc(Vnc),
+    /// Forward local TCP ports to a virtual machine
+    PortForward(PortForward),
+    /// Start a virtual machine
+    Start(Start),
+    /// Stop a virtual machine
+    Stop(Stop),
+    /// Stop a virtual machine and start it again
+    Restart(Stop),
+    /// Halt the processors of a virtual machine; its memory stays
+    Pause(Verb),
+    /// Let a paused virtual machine go on
+    Unpause(Verb),
+    /// Print the CustomResourceDefinitions
+    Crds(Crds),
+    /// Print the version
+    Version(Version),
+    /// Print a completion script for a shell
+    Completion {
+        /// The shell.
+        #[arg(value_enum)]
+        shell: clap_complete::Shell,
+    },
+    /// Run a node's agent (started by `up`)
+    #[command(hide = true)]
+    NodeAgent {
+        /// Its configuration.
+        #[arg(long)]
+        config: PathBuf,
+    },
+    /// Run a launcher (started in a pod)
+    #[command(hide = true)]
+    Launcher(Launcher),
+}
+
+/// `virtfold up`.
+#[derive(Debug, Clone, Args)]
+pub struct Up {
+    /// Where everything is kept
+    #[arg(long, value_name = "DIR", default_value = DATA, env = "VIRTFOLD_DATA_DIR")]
+    pub data_dir: PathBuf,
+    /// Address and port of the API server
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:6443")]
+    pub listen: SocketAddr,
+    /// Number of nodes, each with an agent and a network of its own
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=100))]
+    pub nodes: u8,
+    /// Take an image from a local OCI layout instead of a registry (may be given again)
+    #[arg(long = "image", value_name = "REF=LAYOUT", value_parser = pair)]
+    pub images: Vec<(String, String)>,
+    /// Ask another registry, `docker.io=http://127.0.0.1:5000` (may be given again)
+    #[arg(long = "registry-mirror", value_name = "FROM=TO", value_parser = pair)]
+    pub mirrors: Vec<(String, String)>,
+    /// Send traces to this OTLP/gRPC collector
+    #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
+    pub otlp_endpoint: Option<String>,
+    /// At the end, stop the guests and take everything down as `down` does
+    #[arg(long)]
+    pub stop_guests: bool,
+    /// Emulate the processors of guests even where hardware could run them
+    #[arg(long)]
+    pub use_emulation: bool,
+}
+
+fn pair(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((from, to)) if !from.is_empty() && !to.is_empty() => Ok((from.to_owned(), to.to_owned())),
+        _ => Err("two values with = between them are expected".to_owned()),
+    }
+}
+
+/// `virtfold down`.
+#[derive(Debug, Clone, Args)]
+pub struct Down {
+    /// The data folder of the cluster
+    #[arg(long, value_name = "DIR", default_value = DATA, env = "VIRTFOLD_DATA_DIR")]
+    pub data_dir: PathBuf,
+    /// Seconds that guests get to shut down before they are killed
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    pub grace: u64,
+}
+
+/// Which cluster, and where in it.
+#[derive(Debug, Clone, Default, Args)]
+pub struct Target {
+    /// The kubeconfig file
+    #[arg(long, value_name = "FILE", global = true)]
+    pub kubeconfig: Option<PathBuf>,
+    /// The context in it
+    #[arg(long, value_name = "NAME", global = true)]
+    pub context: Option<String>,
+    /// The namespace
+    #[arg(short, long, value_name = "NAME", global = true)]
+    pub namespace: Option<String>,
+}
+
+/// A virtual machine: `NAME`, `vm/NAME`, `vmi/NAME`, or the kind and the name apart.
+#[derive(Debug, Clone, Args)]
+pub struct Machine {
+    /// The machine: NAME, vm/NAME, vmi/NAME (or `vm NAME`)
+    #[arg(value_name = "VM", required = true, num_args = 1..=2)]
+    pub machine: Vec<String>,
+}
+
+/// `virtfold status`.
+#[derive(Debug, Clone, Args)]
+pub struct Status {
+    /// Only this machine, with its conditions
+    #[arg(value_name = "VM", num_args = 0..=2)]
+    pub machine: Vec<String>,
+    /// Of all namespaces
+    #[arg(short = 'A', long)]
+    pub all_namespaces: bool,
+    /// How to print
+    #[arg(short, long, value_enum)]
+    pub output: Option<Output>,
+    /// Which cluster
+    #[command(flatten)]
+    pub target: Target,
+}
+
+/// How to print.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// JSON
+    Json,
+    /// YAML
+    Yaml,
+    /// A table with more columns
+    Wide,
+}
+
+/// `virtfold console`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "When the input is no terminal, what is read from it is typed; at its end, the output is \
+    printed until nothing has come for a second.")]
+pub struct Console {
+    /// The machine.
+    #[command(flatten)]
+    pub machine: Machine,
+    /// Wait this long for the machine to run (seconds)
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    pub timeout: u64,
+    /// Which cluster
+    #[command(flatten)]
+    pub target: Target,
+}
+
+/// `virtfold vnc`.
+#[derive(Debug, Clone, Args)]
+pub struct Vnc {
+    /// The machine.
+    #[command(flatten)]
+    pub machine: Machine,
+    /// Only listen, start no viewer; the port is printed as JSON
+    #[arg(long)]
+    pub proxy_only: bool,
+    /// Local port; 0 for any
+    #[arg(long, default_value_t = 0)]
+    pub port: u16,
+    /// Which cluster
+    #[command(flatten)]
+    pub target: Target,
+}
+
+/// `virtfold port-forward`.
+#[derive(Debug, Clone, Args)]
+pub struct PortForward {
+    /// The machine: NAME, vm/NAME, vmi/NAME
+    #[arg(value_name = "VM")]
+    pub machine: String,
+    /// Ports: REMOTE or LOCAL:REMOTE; LOCAL 0 for any
+    #[arg(value_name = "[LOCAL:]REMOTE", required = true)]
+    pub ports: Vec<String>,
+    /// Local address
+    #[arg(long, default_value = "127.0.0.1")]
+    pub address: std::net::IpAddr,
+    /// Which cluster
+    #[command(flatten)]
+    pub target: Target,
+}
+
+/// `virtfold start`.
+#[derive(Debug, Clone, Args)]
+pub struct Start {
+    /// The machine.
+    #[command(flatten)]
+    pub machine: Machine,
+    /// Start it paused
+    #[arg(long)]
+    pub paused: bool,
+    /// Which cluster
+    #[command(flatten)]
+    pub target: Target,
+}
+
+/// `virtfold stop` and `restart`.
+#[derive(Debug, Clone, Args)]
+pub struct Stop {
+    /// The machine.
+    #[command(flatten)]
+    pub machine: Machine,
+    /// Seconds that the guest gets to shut down
+    #[arg(long, value_name = "SECONDS")]
+    pub grace_period: Option<i64>,
+    /// Do not ask the guest; with a grace period of 0
+    #[arg(long)]
+    pub force: bool,
+    /// Which cluster
+    #[command(flatten)]
+    pub target: Target,
+}
+
+/// `virtfold pause` and `unpause`.
+#[derive(Debug, Clone, Args)]
+pub struct Verb {
+    /// The machine.
+    #[command(flatten)]
+    pub machine: Machine,
+    /// Which cluster
+    #[command(flatten)]
+    pub target: Target,
+}
+
+/// `virtfold crds`.
+#[derive(Debug, Clone, Args)]
+pub struct Crds {
+    /// How to print
+    #[arg(short, long, value_enum, default_value = "yaml")]
+    pub output: Output,
+}
+
+/// `virtfold version`.
+#[derive(Debug, Clone, Args)]
+pub struct Version {
+    /// Do not ask the cluster
+    #[arg(long)]
+    pub client: bool,
+    /// How to print
+    #[arg(short, long, value_enum)]
+    pub output: Option<Output>,
+    /// Which cluster
+    #[command(flatten)]
+    pub target: Target,
+}
+
+/// `virtfold launcher`, as a launcher pod calls it.
+#[derive(Debug, Clone, Args)]
+pub struct Launcher {
+    /// Name of the VirtualMachineInstance.
+    #[arg(long)]
+    pub name: String,
+    /// Its namespace.
+    #[arg(long)]
+    pub namespace: String,
+    /// Its UID.
+    #[arg(long)]
+    pub vmi_uid: String,
+    /// The folder shared with the node agent.
+    #[arg(long, default_value = "/run/virtfold")]
+    pub share_dir: PathBuf,
+    /// Seconds of grace.
+    #[arg(long, default_value_t = 30)]
+    pub grace_period_seconds: u64,
+    /// UID of the pod.
+    #[arg(long, env = "POD_UID")]
+    pub pod_uid: String,
+    /// Collector of traces.
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
+    pub otlp_endpoint: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn wrong_command_lines_are_usage_errors() {
+        for line in ["virtfold up --image x", "virtfold up --nodes 0", "virtfold console", "virtfold port-forward vm/a"] {
+            let error = Cli::try_parse_from(line.split(' ')).unwrap_err();
+            assert_eq!(error.exit_code(), 2, "{line}");
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! Puts the gateway into the API server: admission of KubeVirt's kinds and the aggregated API.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use embedded::auth::User;
+use embedded::semantics::Status;
+use embedded::server::{
+    Admission, AdmissionRequest, AdmissionResponse, Aggregated, ApiServer, Operation, Response,
+};
+use futures::future::BoxFuture;
+use gateway::{AdmissionInput, Authorization, Gateway};
+use proto::transport::{Dial, Tls};
+use tower::ServiceExt;
+
+/// User of the controller.
+pub const CONTROLLER: &str = "virtfold-controller";
+/// User of the gateway.
+pub const GATEWAY: &str = "virtfold-gateway";
+
+struct Gate(Gateway);
+
+/// Installs the gateway.
+pub fn install(server: &ApiServer, dial: &Dial, tls: Tls) {
+    let gateway = Gateway::new(gateway::Config {
+        client: server.client(User::new(GATEWAY, &[])),
+        dial: dial.clone(),
+        tls,
+        settings: gateway::Settings {
+            trusted: vec![CONTROLLER.into(), GATEWAY.into()],
+            ..gateway::Settings::default()
+        },
+        authorization: Authorization::Forwarded,
+    });
+    let gate = Arc::new(Gate(gateway));
+    server.add_admission(gate.clone());
+    server.add_aggregated(api::names::SUBRESOURCE_GROUP, "v1", gate);
+}
+
+impl Admission for Gate {
+    fn admit<'a>(&'a self, request: &'a AdmissionRequest) -> BoxFuture<'a, Result<AdmissionResponse, Status>> {
+        Box::pin(async move {
+            if request.group != api::names::GROUP {
+                return Ok(AdmissionResponse::default());
+            }
+            let input = AdmissionInput {
+                operation: match request.operation {
+                    Operation::Create => gateway::Operation::Create,
+                    Operation::Update => gateway::Operation::Update,
+                    Operation::Delete => gateway::Operation::Delete,
+                },
+                kind: request.kind.clone(),
+                subresource: request.subresource.clone(),
+                namespace: request.namespace.clone(),
+                name: request.name.clone(),
+                user: gateway::User { name: request.user.name.clone(), groups: request.user.groups.clone() },
+                object: request.object.clone(),
+                old_object: (!request.old_object.is_null()).then(|| request.old_object.clone()),
+                traceparent: None,
+            };
+            match self.0.admit(input) {
+                Ok(output) => Ok(AdmissionResponse {
+                    object: (request.operation != Operation::Delete).then_some(output.object),
+                    warnings: output.warnings,
+                }),
+                Err(refusal) => {
+                    let mut status = Status::new(refusal.code, &refusal.reason, refusal.message);
+                    status.details = refusal.details;
+                    Err(status)
+                }
+            }
+        })
+    }
+}
+
+impl Aggregated for Gate {
+    fn call(&self, mut request: http::Request<Body>, user: User) -> BoxFuture<'static, Response> {
+        let router = self.0.router();
+        request.extensions_mut().insert(gateway::User { name: user.name, groups: user.groups });
+        Box::pin(async move {
+            match router.oneshot(request).await {
+                Ok(response) => response,
+                Err(never) => match never {},
+            }
+        })
+    }
+}

@@ -1,0 +1,161 @@
+//! Where a cluster keeps what, and what its parts are called.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use embedded::netns::Netns;
+use serde::{Deserialize, Serialize};
+
+/// Prefix length of the cluster's network.
+pub const PREFIX: u8 = 16;
+/// Where the API server is inside of the cluster's network.
+pub const API: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::new(10, 244, 0, 1)), 6443);
+/// The bridge of the cluster and of each node.
+pub const BRIDGE: &str = "br0";
+/// Port of a node agent's gRPC server.
+pub const AGENT_PORT: u16 = 8443;
+
+/// The places of one cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Layout {
+    /// The data folder, canonical.
+    pub data: PathBuf,
+    /// First 8 hex digits of the hash of `data`.
+    pub id: String,
+    /// Sockets and pid files; gone after a boot.
+    pub run: PathBuf,
+}
+
+fn make(path: &Path, mode: u32) -> anyhow::Result<()> {
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(mode)
+        .create(path)
+        .with_context(|| format!("cannot make {}", path.display()))
+}
+
+impl Layout {
+    /// Of a data folder that exists.
+    pub fn find(data: &Path) -> anyhow::Result<Self> {
+        let data = data.canonicalize().with_context(|| format!("there is no data folder {}", data.display()))?;
+        let id = short_hash(data.as_os_str().as_encoded_bytes());
+        let run = Path::new("/run/virtfold").join(&id);
+        Ok(Self { data, id, run })
+    }
+
+    /// Of a data folder, made if need be; for root alone.
+    pub fn make(data: &Path) -> anyhow::Result<Self> {
+        use std::os::unix::fs::PermissionsExt;
+        make(data, 0o700)?;
+        std::fs::set_permissions(data, std::fs::Permissions::from_mode(0o700))
+            .with_context(|| format!("cannot protect {}", data.display()))?;
+        let layout = Self::find(data)?;
+        make(Path::new("/run/virtfold"), 0o755)?;
+        // Launchers, who are nobody special, reach their own folder below it.
+        make(&layout.run, 0o711)?;
+        for folder in ["nodes", "images", "journal", "import"] {
+            make(&layout.data.join(folder), 0o700)?;
+        }
+        make(&layout.data.join("volumes"), 0o711)?;
+        Ok(layout)
+    }
+
+    /// Something in the data folder.
+    pub fn data(&self, name: &str) -> PathBuf {
+        self.data.join(name)
+    }
+
+    /// What the names of all network namespaces of the cluster begin with.
+    pub fn netns_prefix(&self) -> String {
+        format!("vf-{}-", self.id)
+    }
+
+    /// The cluster's network namespace.
+    pub fn cluster_netns(&self) -> Netns {
+        Netns::named(&format!("{}cluster", self.netns_prefix()))
+    }
+
+    /// Where etcd keeps what.
+    pub fn etcd(&self) -> embedded::etcd::Config {
+        embedded::etcd::Config {
+            data: self.data("etcd"),
+            run: self.run.join("etcd"),
+            log: self.data("etcd.log"),
+            program: None,
+        }
+    }
+
+    /// A node of the cluster, counted from 1.
+    pub fn node(&self, number: u8) -> Node {
+        let name = format!("node-{number}");
+        Node {
+            number,
+            netns: format!("{}{name}", self.netns_prefix()),
+            data: self.data("nodes").join(&name),
+            run: self.run.join(&name),
+            name,
+        }
+    }
+}
+
+/// A node of the cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Node {
+    /// Counted from 1.
+    pub number: u8,
+    /// Its name.
+    pub name: String,
+    /// Its network namespace.
+    pub netns: String,
+    /// `DATA/nodes/<node>`.
+    pub data: PathBuf,
+    /// `RUN/<node>`.
+    pub run: PathBuf,
+}
+
+impl Node {
+    /// Its address in the cluster's network.
+    pub const fn address(&self) -> Ipv4Addr {
+        Ipv4Addr::new(10, 244, self.number, 1)
+    }
+
+    /// Its pid file.
+    pub fn pid_file(&self) -> PathBuf {
+        self.data.join("agent.pid")
+    }
+
+    /// Its agent's configuration.
+    pub fn config_file(&self) -> PathBuf {
+        self.data.join("agent.json")
+    }
+
+    /// Its agent's log.
+    pub fn log(&self) -> PathBuf {
+        self.data.join("agent.log")
+    }
+}
+
+fn short_hash(bytes: &[u8]) -> String {
+    use sha2::{Digest, Sha256};
+    Sha256::digest(bytes).iter().take(4).map(|b| format!("{b:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn names_derive_from_the_canonical_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(folder.path(), &link).unwrap();
+        let layout = Layout::find(folder.path()).unwrap();
+        assert_eq!(Layout::find(&link).unwrap(), layout);
+        assert_eq!(layout.id.len(), 8);
+        assert_eq!(layout.node(3).address().to_string(), "10.244.3.1");
+        assert_eq!(layout.node(3).netns, format!("vf-{}-node-3", layout.id));
+    }
+}

@@ -1,0 +1,36 @@
+//! The user's commands.
+
+mod cluster;
+mod console;
+mod forward;
+mod output;
+mod status;
+mod stream;
+mod verbs;
+mod version;
+
+use crate::args::Command;
+
+/// Runs one of the user's commands.
+pub fn run(command: Command) -> anyhow::Result<u8> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let result = runtime.block_on(async {
+        match command {
+            Command::Status(options) => status::run(options).await,
+            Command::Console(options) => console::run(options).await,
+            Command::Vnc(options) => forward::vnc(options).await,
+            Command::PortForward(options) => forward::ports(options).await,
+            Command::Start(options) => verbs::start(options).await,
+            Command::Stop(options) => verbs::stop(options).await,
+            Command::Restart(options) => verbs::restart(options).await,
+            Command::Pause(options) => verbs::pause(options, true).await,
+            Command::Unpause(options) => verbs::pause(options, false).await,
+            Command::Crds(options) => output::definitions(options.output),
+            Command::Version(options) => version::run(options).await,
+            _ => unreachable!("handled by main"),
+        }
+    });
+    // A thread may still wait for the keyboard.
+    runtime.shutdown_background();
+    result
+}
