@@ -238,9 +238,12 @@ mod tests {
         json!({"action": "Stop", "uid": "u"})
     }
 
+    /// Strategy, phase of the instance, whether paused, and what follows.
+    type Row = (&'static str, Option<&'static str>, bool, Result<Change, &'static str>);
+
     #[test]
     fn starts() {
-        let table: &[(&str, Option<&str>, bool, Result<Change, &str>)] = &[
+        let table: &[Row] = &[
             ("Halted", None, false, Ok(Change::Strategy("Always"))),
             ("Halted", None, true, Ok(Change::Requests(vec![json!({"action": "Start", "data": {"paused": "true"}})]))),
             ("Halted", Some("Succeeded"), false, Ok(Change::Strategy("Always"))),

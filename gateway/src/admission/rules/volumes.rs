@@ -38,10 +38,8 @@ pub(super) fn check(spec: &Value, base: &str, p: &mut Problems) {
             "dataVolume" => named("name", p),
             "cloudInitNoCloud" | "cloudInitConfigDrive" => cloud_init(data, &at, p),
             "containerDisk" => container_disk(data, &at, p),
-            "emptyDisk" => {
-                if api::quantity_milli(get(data, &["capacity"])).is_none_or(|m| m <= 0) {
-                    p.invalid(format!("{at}.capacity"), format!("{at}.capacity must be greater than 0"));
-                }
+            "emptyDisk" if api::quantity_milli(get(data, &["capacity"])).is_none_or(|m| m <= 0) => {
+                p.invalid(format!("{at}.capacity"), format!("{at}.capacity must be greater than 0"));
             }
             "ephemeral" if text(data, &["persistentVolumeClaim", "claimName"]).is_empty() => {
                 p.invalid(format!("{at}.persistentVolumeClaim.claimName"), format!("{at}.persistentVolumeClaim.claimName is required"));

@@ -1,0 +1,8 @@
+//! Admission and the aggregated API, against the embedded API server and a node agent made for the purpose.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod admission;
+mod manifests;
+mod streams;
+mod support;
+mod verbs;

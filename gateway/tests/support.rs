@@ -1,0 +1,273 @@
+//! A cluster in this process: the embedded API server on a memory store with the definitions, the gateway behind it as
+//! admission and aggregated API, and a node agent whose guest echoes.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use axum::body::Body;
+use embedded::auth::User as Who;
+use embedded::pki::Pki;
+use embedded::semantics::Status as ServerStatus;
+use embedded::server::{self, Admission, AdmissionRequest, AdmissionResponse, Aggregated, ApiServer};
+use embedded::storage::Memory;
+use futures::future::BoxFuture;
+use futures::{Stream, StreamExt};
+use gateway::{AdmissionInput, Authorization, Config, Gateway, Operation, Settings, User};
+use http::{Request, Response};
+use proto::agent::node_agent_server::{NodeAgent, NodeAgentServer};
+use proto::agent::{AgentMessage, ControllerMessage, StreamChunk, VerbReply, VerbRequest};
+use proto::transport::{Tls, direct, server_tls};
+use serde_json::{Value, json};
+use tower::ServiceExt;
+
+pub const NODE: &str = "node-1";
+pub const POD: &str = "aaaaaaaa-0000-0000-0000-000000000001";
+
+/// What the glue in the product does, too: the seams of the API server, filled by a gateway.
+struct Glue {
+    gateway: Gateway,
+}
+
+impl Admission for Glue {
+    fn admit<'a>(&'a self, request: &'a AdmissionRequest) -> BoxFuture<'a, Result<AdmissionResponse, ServerStatus>> {
+        Box::pin(async move {
+            if request.group != "kubevirt.io" {
+                return Ok(AdmissionResponse::default());
+            }
+            let input = AdmissionInput {
+                operation: match request.operation {
+                    server::Operation::Create => Operation::Create,
+                    server::Operation::Update => Operation::Update,
+                    server::Operation::Delete => Operation::Delete,
+                },
+                kind: request.kind.clone(),
+                subresource: request.subresource.clone(),
+                namespace: request.namespace.clone(),
+                name: request.name.clone(),
+                user: User { name: request.user.name.clone(), groups: request.user.groups.clone() },
+                object: request.object.clone(),
+                old_object: Some(request.old_object.clone()).filter(|o| !o.is_null()),
+                traceparent: None,
+            };
+            match self.gateway.admit(input) {
+                Ok(out) => Ok(AdmissionResponse { object: Some(out.object), warnings: out.warnings }),
+                Err(s) => {
+                    let mut status = ServerStatus::new(s.code, &s.reason, s.message);
+                    status.details = s.details;
+                    Err(status)
+                }
+            }
+        })
+    }
+}
+
+impl Aggregated for Glue {
+    fn call(&self, mut request: Request<Body>, user: Who) -> BoxFuture<'static, Response<Body>> {
+        request.extensions_mut().insert(User { name: user.name, groups: user.groups });
+        let router = self.gateway.router();
+        Box::pin(async move { router.oneshot(request).await.unwrap() })
+    }
+}
+
+#[derive(Default)]
+pub struct Seen {
+    /// Verbs with their bodies, in order.
+    pub verbs: Mutex<Vec<(String, Value)>>,
+    /// Reply to the next verbs, by verb.
+    pub replies: Mutex<BTreeMap<String, VerbReply>>,
+    /// Streams that were opened and not yet closed by the other side.
+    pub open: Mutex<i32>,
+}
+
+struct FakeAgent {
+    seen: Arc<Seen>,
+}
+
+type Down<T> = Pin<Box<dyn Stream<Item = Result<T, tonic::Status>> + Send>>;
+
+#[tonic::async_trait]
+impl NodeAgent for FakeAgent {
+    type SessionStream = Down<AgentMessage>;
+    type StreamStream = Down<StreamChunk>;
+
+    async fn session(&self, _: tonic::Request<tonic::Streaming<ControllerMessage>>) -> Result<tonic::Response<Self::SessionStream>, tonic::Status> {
+        Err(tonic::Status::unimplemented("no session here"))
+    }
+
+    async fn verb(&self, request: tonic::Request<VerbRequest>) -> Result<tonic::Response<VerbReply>, tonic::Status> {
+        let r = request.into_inner();
+        assert_eq!(r.pod_uid, POD);
+        assert!(!r.id.is_empty() && !r.vmi_uid.is_empty() && r.ttl_ms > 0);
+        assert!(telemetry::TraceContext::parse(&r.traceparent).is_some(), "{}", r.traceparent);
+        self.seen.verbs.lock().unwrap().push((r.verb.clone(), serde_json::from_slice(&r.body).unwrap_or_default()));
+        let reply = self.seen.replies.lock().unwrap().get(&r.verb).cloned();
+        Ok(tonic::Response::new(reply.unwrap_or(VerbReply { ok: true, ..VerbReply::default() })))
+    }
+
+    async fn stream(&self, request: tonic::Request<tonic::Streaming<StreamChunk>>) -> Result<tonic::Response<Self::StreamStream>, tonic::Status> {
+        let mut up = request.into_inner();
+        let open = up.message().await?.and_then(|c| c.open).ok_or_else(|| tonic::Status::invalid_argument("no open"))?;
+        if open.preserve_session {
+            return Err(tonic::Status::unavailable("active VNC connection, request denied"));
+        }
+        *self.seen.open.lock().unwrap() += 1;
+        let greeting = format!("{}:", open.device);
+        let (send, receive) = tokio::sync::mpsc::channel(4);
+        let seen = self.seen.clone();
+        tokio::spawn(async move {
+            let _ = send.send(Ok(StreamChunk { open: None, data: greeting.into() })).await;
+            while let Ok(Some(chunk)) = up.message().await {
+                // As a guest whose console is closed.
+                if &chunk.data[..] == b"exit" {
+                    break;
+                }
+                if send.send(Ok(StreamChunk { open: None, data: chunk.data })).await.is_err() {
+                    break;
+                }
+            }
+            *seen.open.lock().unwrap() -= 1;
+        });
+        Ok(tonic::Response::new(Box::pin(tokio_stream(receive))))
+    }
+}
+
+fn tokio_stream<T: Send + 'static>(receive: tokio::sync::mpsc::Receiver<T>) -> impl Stream<Item = T> + Send {
+    futures::stream::unfold(receive, |mut r| async move { r.recv().await.map(|v| (v, r)) }).boxed()
+}
+
+pub struct World {
+    pub server: ApiServer,
+    pub gateway: Gateway,
+    pub seen: Arc<Seen>,
+    /// Plain HTTP to the API server, as its administrator (`X-Test-User` for somebody else).
+    pub address: SocketAddr,
+    _folder: tempfile::TempDir,
+}
+
+pub async fn world() -> World {
+    world_with(Authorization::Forwarded).await
+}
+
+pub async fn world_with(authorization: Authorization) -> World {
+    let folder = tempfile::tempdir().unwrap();
+    let pki = Pki::open(&folder.path().join("pki")).unwrap();
+    let server = ApiServer::new(Arc::new(Memory::new()), server::Config { token_key: b"a key for tests".to_vec(), ..server::Config::default() }).await.unwrap();
+    let tls = |i: embedded::pki::Identity| Tls { ca: pki.ca().to_owned(), cert: i.cert, key: i.key };
+    let config = Config {
+        client: server.client(Who::system("system:virtfold:gateway")),
+        dial: direct(),
+        tls: tls(pki.client("system:virtfold:gateway", None).unwrap()),
+        settings: Settings::default(),
+        authorization,
+    };
+    let gateway = Gateway::new(config);
+    server.add_admission(Arc::new(Glue { gateway: gateway.clone() }));
+    for version in ["v1", "v1alpha3"] {
+        server.add_aggregated("subresources.kubevirt.io", version, Arc::new(Glue { gateway: gateway.clone() }));
+    }
+
+    let seen = Arc::new(Seen::default());
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let agent_address = listener.local_addr().unwrap();
+    let incoming = futures::stream::unfold(listener, |l| async move { Some((l.accept().await.map(|(s, _)| s), l)) });
+    let agent = tonic::transport::Server::builder()
+        .tls_config(server_tls(&tls(pki.node(NODE).unwrap())))
+        .unwrap()
+        .add_service(NodeAgentServer::new(FakeAgent { seen: seen.clone() }))
+        .serve_with_incoming(incoming);
+    tokio::spawn(agent);
+
+    let plain = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = plain.local_addr().unwrap();
+    let handler = server.clone();
+    let app = axum::Router::new().fallback(move |request: Request<Body>| {
+        let server = handler.clone();
+        async move {
+            let somebody = request.headers().get("x-test-user").map(|v| Who::new(v.to_str().unwrap(), &[]));
+            server.handle(request, Some(somebody.unwrap_or_else(|| Who::system("admin")))).await
+        }
+    });
+    tokio::spawn(async move { axum::serve(plain, app).await });
+
+    let world = World { server, gateway, seen, address, _folder: folder };
+    for crd in api::crd::all() {
+        let (code, made) = world.ask("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", Some(crd)).await;
+        assert_eq!(code, 201, "{made}");
+    }
+    let node = json!({"metadata": {"name": NODE, "annotations": {"virtfold.io/agent-address": agent_address.to_string()}}});
+    assert_eq!(world.ask("POST", "/api/v1/nodes", Some(node)).await.0, 201);
+    world
+}
+
+impl World {
+    pub async fn ask(&self, method: &str, path: &str, body: Option<Value>) -> (u16, Value) {
+        self.ask_as(&Who::system("admin"), method, path, body).await
+    }
+
+    pub async fn ask_as(&self, user: &Who, method: &str, path: &str, body: Option<Value>) -> (u16, Value) {
+        let kind = if method == "PATCH" { "application/merge-patch+json" } else { "application/json" };
+        let body = Body::from(body.map(|b| b.to_string()).unwrap_or_default());
+        let request = Request::builder().method(method).uri(path).header("content-type", kind).body(body).unwrap();
+        let response = self.server.handle(request, Some(user.clone())).await;
+        let code = response.status().as_u16();
+        let bytes = axum::body::to_bytes(response.into_body(), 16 << 20).await.unwrap();
+        (code, serde_json::from_slice(&bytes).unwrap_or_else(|_| String::from_utf8_lossy(&bytes).into_owned().into()))
+    }
+
+    /// A subresource of a machine or an instance named `a`.
+    pub async fn verb(&self, method: &str, what: &str, body: Option<Value>) -> (u16, Value) {
+        let (resource, verb) = what.split_once('/').unwrap();
+        let resource = if resource == "vm" { "virtualmachines" } else { "virtualmachineinstances" };
+        self.ask(method, &format!("/apis/subresources.kubevirt.io/v1/namespaces/default/{resource}/a/{verb}"), body).await
+    }
+
+    pub async fn vm(&self) -> Value {
+        self.ask("GET", "/apis/kubevirt.io/v1/namespaces/default/virtualmachines/a", None).await.1
+    }
+
+    /// A machine named `a`.
+    pub async fn make_vm(&self, strategy: &str) -> Value {
+        let spec = json!({"domain": {"devices": {}, "memory": {"guest": "64Mi"}}});
+        let vm = json!({"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "metadata": {"name": "a"}, "spec": {"runStrategy": strategy, "template": {"spec": spec}}});
+        let (code, made) = self.ask("POST", "/apis/kubevirt.io/v1/namespaces/default/virtualmachines", Some(vm)).await;
+        assert_eq!(code, 201, "{made}");
+        made
+    }
+
+    /// An instance named `a` as the controller would have made it, with a status.
+    pub async fn make_vmi(&self, status: Value) -> Value {
+        let mut whole = json!({"phase": "Running", "nodeName": NODE, "activePods": {(POD): NODE}});
+        whole.as_object_mut().unwrap().extend(status.as_object().unwrap().clone());
+        let vmi = json!({"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "metadata": {"name": "a"},
+            "spec": {"domain": {"devices": {}, "memory": {"guest": "64Mi"}}}, "status": whole});
+        let controller = Who::system("system:virtfold:controller");
+        let (code, made) = self.ask_as(&controller, "POST", "/apis/kubevirt.io/v1/namespaces/default/virtualmachineinstances", Some(vmi)).await;
+        assert_eq!(code, 201, "{made}");
+        made
+    }
+
+    /// Changes the instance as the controller would.
+    pub async fn patch_vmi(&self, patch: Value) -> Value {
+        let controller = Who::system("system:virtfold:controller");
+        let (code, now) = self.ask_as(&controller, "PATCH", "/apis/kubevirt.io/v1/namespaces/default/virtualmachineinstances/a", Some(patch)).await;
+        assert_eq!(code, 200, "{now}");
+        now
+    }
+
+    pub async fn patch_vm_status(&self, patch: Value) {
+        let (code, now) = self.ask("PATCH", "/apis/kubevirt.io/v1/namespaces/default/virtualmachines/a/status", Some(json!({"status": patch}))).await;
+        assert_eq!(code, 200, "{now}");
+    }
+}
+
+/// Polls until something holds.
+pub async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < Duration::from_secs(20), "not within 20 s: {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}

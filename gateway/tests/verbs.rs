@@ -1,0 +1,235 @@
+//! Start, stop, restart, pause and the rest, through the API server.
+
+use crate::support::{NODE, World, world, world_with};
+use embedded::auth::User as Who;
+use gateway::Authorization;
+use http::Request;
+use proto::agent::VerbReply;
+use serde_json::{Value, json};
+use tower::ServiceExt;
+
+const PAUSED: &str = r#"[{"type": "Paused", "status": "True"}]"#;
+
+fn message(status: &Value) -> &str {
+    status["message"].as_str().unwrap_or_default()
+}
+
+async fn requests(world: &World) -> Value {
+    world.vm().await["status"]["stateChangeRequests"].clone()
+}
+
+#[tokio::test]
+async fn discovery_and_health() {
+    let world = world().await;
+    for version in ["v1", "v1alpha3"] {
+        let (code, list) = world.ask("GET", &format!("/apis/subresources.kubevirt.io/{version}"), None).await;
+        assert_eq!((code, list["kind"].as_str(), list["groupVersion"].as_str()), (200, Some("APIResourceList"), Some(format!("subresources.kubevirt.io/{version}").as_str())));
+        assert!(list["resources"].as_array().unwrap().iter().any(|r| r["name"] == "virtualmachineinstances/console"));
+    }
+    let (code, version) = world.ask("GET", "/apis/subresources.kubevirt.io/v1/version", None).await;
+    assert_eq!(code, 200);
+    assert!(version["gitVersion"].as_str().unwrap().starts_with('v'));
+    let (code, health) = world.ask("GET", "/apis/subresources.kubevirt.io/v1/healthz", None).await;
+    assert_eq!((code, &health["apiserver"]["connectivity"]), (200, &json!("ok")));
+    assert_eq!(world.ask("GET", "/apis/subresources.kubevirt.io/v1/nonsense", None).await.0, 404);
+    for (method, what, code) in [
+        ("PUT", "vm/migrate", 400),
+        ("PUT", "vm/addvolume", 400),
+        ("GET", "vmi/usbredir", 400),
+        ("GET", "vmi/vsock", 400),
+        ("GET", "vmi/vnc/screenshot", 400),
+        ("GET", "vmi/sev/fetchcertchain", 400),
+        ("PUT", "vmi/evacuate/cancel", 400),
+        ("PUT", "vm/pause", 404),
+        ("GET", "vm/start", 405),
+        ("PUT", "vm/start", 404),
+        ("PUT", "vmi/pause", 404),
+    ] {
+        let (got, status) = world.verb(method, what, None).await;
+        assert_eq!(got, code, "{method} {what}: {status}");
+        assert_eq!(status["kind"], "Status");
+    }
+    let (_, status) = world.verb("PUT", "vmi/pause", None).await;
+    assert_eq!(message(&status), "virtualmachineinstance.kubevirt.io \"a\" not found");
+    assert_eq!(status["details"], json!({"name": "a", "group": "kubevirt.io", "kind": "virtualmachineinstance"}));
+}
+
+#[tokio::test]
+async fn a_machine_is_started_and_stopped_by_its_strategy() {
+    let world = world().await;
+    let made = world.make_vm("Halted").await;
+    let trace = made["metadata"]["annotations"]["virtfold.io/traceparent"].clone();
+    let (code, body) = world.verb("PUT", "vm/start", Some(json!({"dryRun": ["All"]}))).await;
+    assert_eq!((code, body), (202, json!("")));
+    assert_eq!(world.vm().await["spec"]["runStrategy"], "Halted");
+    assert_eq!(world.verb("PUT", "vm/start", None).await, (202, json!("")));
+    let vm = world.vm().await;
+    assert_eq!(vm["spec"]["runStrategy"], "Always");
+    assert_ne!(vm["metadata"]["annotations"]["virtfold.io/traceparent"], trace, "a new operation is a new trace");
+    let (code, status) = world.verb("PUT", "vm/start", None).await;
+    assert_eq!((code, message(&status)), (409, "Operation cannot be fulfilled on virtualmachine.kubevirt.io \"a\": Always does not support manual start requests"));
+    assert_eq!(world.verb("PUT", "vm/stop", None).await.0, 202);
+    assert_eq!(world.vm().await["spec"]["runStrategy"], "Halted");
+    let (code, status) = world.verb("PUT", "vm/stop", None).await;
+    assert_eq!((code, message(&status)), (409, "Operation cannot be fulfilled on virtualmachine.kubevirt.io \"a\": VM is not running"));
+    // Paused: a request instead of a strategy, which would forget it.
+    assert_eq!(world.verb("PUT", "vm/start", Some(json!({"paused": true}))).await.0, 202);
+    assert_eq!(requests(&world).await, json!([{"action": "Start", "data": {"paused": "true"}}]));
+    assert_eq!(world.vm().await["spec"]["runStrategy"], "Halted");
+    let (code, status) = world.verb("PUT", "vm/start", Some(json!([1]))).await;
+    assert_eq!((code, &status["reason"]), (400, &json!("BadRequest")));
+}
+
+#[tokio::test]
+async fn a_manual_machine_is_asked_by_requests() {
+    let world = world().await;
+    world.make_vm("Manual").await;
+    assert_eq!(world.verb("PUT", "vm/start", None).await.0, 202);
+    assert_eq!(requests(&world).await, json!([{"action": "Start"}]));
+    let (code, status) = world.verb("PUT", "vm/start", None).await;
+    assert_eq!((code, message(&status)), (500, "Internal error occurred: unable to complete request: stop/start already underway"));
+    let vmi = world.make_vmi(json!({})).await;
+    let stop = json!({"action": "Stop", "uid": vmi["metadata"]["uid"]});
+    // A stop takes the place of whatever waits, and shortens the grace first.
+    assert_eq!(world.verb("PUT", "vm/stop", Some(json!({"gracePeriod": 3}))).await.0, 202);
+    assert_eq!(requests(&world).await, json!([stop]));
+    let now = world.patch_vmi(json!({})).await;
+    assert_eq!(now["spec"]["terminationGracePeriodSeconds"], 3);
+    let (code, status) = world.verb("PUT", "vm/restart", None).await;
+    assert_eq!(code, 500, "{status}");
+    world.patch_vm_status(json!({"stateChangeRequests": []})).await;
+    assert_eq!(world.verb("PUT", "vm/restart", Some(json!({"gracePeriodSeconds": 5}))).await.0, 400);
+    assert_eq!(world.verb("PUT", "vm/restart", Some(json!({"gracePeriodSeconds": -1}))).await.0, 400);
+    assert_eq!(world.verb("PUT", "vm/restart", Some(json!({"gracePeriodSeconds": 0}))).await.0, 202);
+    assert_eq!(requests(&world).await, json!([stop, {"action": "Start"}]));
+    let (code, status) = world.verb("PUT", "vm/start", None).await;
+    assert_eq!((code, message(&status)), (409, "Operation cannot be fulfilled on virtualmachine.kubevirt.io \"a\": VM is already running"));
+}
+
+#[tokio::test]
+async fn requests_survive_a_machine_that_changes_meanwhile() {
+    let world = std::sync::Arc::new(world().await);
+    world.make_vm("Halted").await;
+    let (writer, stop) = (world.clone(), std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false)));
+    let stopped = stop.clone();
+    let writes = tokio::spawn(async move {
+        let mut n = 0;
+        while !stopped.load(std::sync::atomic::Ordering::Relaxed) {
+            n += 1;
+            writer.patch_vm_status(json!({"observedGeneration": n})).await;
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        }
+    });
+    for _ in 0..10 {
+        let (code, status) = world.verb("PUT", "vm/start", None).await;
+        assert_eq!(code, 202, "{status}");
+        let (code, status) = world.verb("PUT", "vm/stop", None).await;
+        assert_eq!(code, 202, "{status}");
+    }
+    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    writes.await.unwrap();
+}
+
+#[tokio::test]
+async fn pause_and_unpause_reach_the_agent() {
+    let world = world().await;
+    world.make_vmi(json!({})).await;
+    assert_eq!(world.verb("PUT", "vmi/pause", None).await, (200, json!("")));
+    let (code, status) = world.verb("PUT", "vmi/unpause", None).await;
+    assert_eq!((code, message(&status)), (409, "Operation cannot be fulfilled on virtualmachineinstance.kubevirt.io \"a\": VMI is not paused"));
+    world.patch_vmi(json!({"status": {"conditions": serde_json::from_str::<Value>(PAUSED).unwrap()}})).await;
+    let (code, status) = world.verb("PUT", "vmi/pause", None).await;
+    assert_eq!((code, message(&status)), (409, "Operation cannot be fulfilled on virtualmachineinstance.kubevirt.io \"a\": VMI is already paused"));
+    assert_eq!(world.verb("PUT", "vmi/unpause", Some(json!({"dryRun": ["All"]}))).await.0, 200);
+    assert_eq!(world.verb("PUT", "vmi/unpause", None).await.0, 200);
+    assert_eq!(world.verb("PUT", "vmi/freeze", Some(json!({"unfreezeTimeout": "10s"}))).await.0, 200);
+    let verbs = world.seen.verbs.lock().unwrap().clone();
+    assert_eq!(verbs, [("pause".into(), json!({})), ("unpause".into(), json!({})), ("freeze".into(), json!({"unfreezeTimeout": "10s"}))]);
+}
+
+#[tokio::test]
+async fn what_the_agent_answers_is_told() {
+    let world = world().await;
+    world.make_vmi(json!({})).await;
+    for (reason, code) in [("already-paused", 409), ("not-running", 409), ("failed", 500), ("unsupported", 400)] {
+        world.seen.replies.lock().unwrap().insert("pause".into(), VerbReply { ok: false, reason: reason.into(), message: "because".into(), ..VerbReply::default() });
+        assert_eq!(world.verb("PUT", "vmi/pause", None).await.0, code, "{reason}");
+    }
+    // Guest information: plain text where there is none, the agent's JSON otherwise.
+    let (code, text) = world.verb("GET", "vmi/guestosinfo", None).await;
+    assert_eq!(code, 500);
+    assert!(text.as_str().unwrap().contains("does not have guest agent connected"), "{text}");
+    world.patch_vmi(json!({"status": {"conditions": [{"type": "AgentConnected", "status": "True"}]}})).await;
+    let info = json!({"kind": "VirtualMachineInstanceGuestAgentInfo", "hostname": "h"});
+    world.seen.replies.lock().unwrap().insert("guestosinfo".into(), VerbReply { ok: true, body: info.to_string().into_bytes().into(), ..VerbReply::default() });
+    assert_eq!(world.verb("GET", "vmi/guestosinfo", None).await, (200, info));
+    // A node without an agent, an agent that is not there, and one that is somebody else.
+    let node = format!("/api/v1/nodes/{NODE}");
+    let set = |address: Value| json!({"metadata": {"annotations": {"virtfold.io/agent-address": address}}});
+    world.ask("PATCH", &node, Some(set(Value::Null))).await;
+    assert_eq!(world.verb("PUT", "vmi/reset", None).await.0, 400);
+    world.ask("PATCH", &node, Some(set(json!("127.0.0.1:1")))).await;
+    let (code, status) = world.verb("PUT", "vmi/reset", None).await;
+    assert_eq!(code, 500);
+    assert!(message(&status).contains("node agent of \"node-1\" at 127.0.0.1:1"), "{status}");
+    world.patch_vmi(json!({"status": {"phase": "Pending"}})).await;
+    let (code, status) = world.verb("PUT", "vmi/reset", None).await;
+    assert_eq!((code, message(&status)), (400, "Pending: VMI is not running"));
+}
+
+#[tokio::test]
+async fn an_agent_must_be_who_it_should_be() {
+    let world = world().await;
+    world.make_vmi(json!({})).await;
+    // The same agent under the name of another node: its certificate does not name it.
+    let (_, node) = world.ask("GET", &format!("/api/v1/nodes/{NODE}"), None).await;
+    let address = node["metadata"]["annotations"]["virtfold.io/agent-address"].clone();
+    let other = json!({"metadata": {"name": "node-2", "annotations": {"virtfold.io/agent-address": address}}});
+    assert_eq!(world.ask("POST", "/api/v1/nodes", Some(other)).await.0, 201);
+    world.patch_vmi(json!({"status": {"nodeName": "node-2", "activePods": {(crate::support::POD): "node-2"}}})).await;
+    let (code, status) = world.verb("PUT", "vmi/pause", None).await;
+    assert_eq!(code, 500, "{status}");
+    assert!(world.seen.verbs.lock().unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn the_api_server_authorises_and_so_can_the_gateway() {
+    let world = world_with(Authorization::Review).await;
+    world.make_vm("Halted").await;
+    // Through the embedded API server: RBAC there.
+    let nobody = Who::new("nobody", &[]);
+    let path = "/apis/subresources.kubevirt.io/v1/namespaces/default/virtualmachines/a/start";
+    assert_eq!(world.ask_as(&nobody, "PUT", path, None).await.0, 403);
+    // By itself: SubjectAccessReview for the user of the front proxy.
+    let ask = |user: &'static str, group: &'static str| {
+        let router = world.gateway.router();
+        async move {
+            let request = Request::builder().method("PUT").uri(path).header("x-remote-user", user).header("x-remote-group", group);
+            router.oneshot(request.body(axum::body::Body::empty()).unwrap()).await.unwrap().status().as_u16()
+        }
+    };
+    assert_eq!(ask("nobody", "system:authenticated").await, 401);
+    assert_eq!(ask("", "system:masters").await, 401);
+    assert_eq!(ask("boss", "system:masters").await, 202);
+    assert_eq!(world.vm().await["spec"]["runStrategy"], "Always");
+}
+
+#[tokio::test]
+async fn admission_sits_in_the_api_server() {
+    let world = world().await;
+    let vm = json!({"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "metadata": {"name": "bad"},
+        "spec": {"running": true, "runStrategy": "Always", "template": {"spec": {"domain": {"devices": {"tpm": {}}}}}}});
+    let path = "/apis/kubevirt.io/v1/namespaces/default/virtualmachines";
+    let (code, status) = world.ask("POST", path, Some(vm)).await;
+    assert_eq!((code, &status["reason"]), (422, &json!("Invalid")));
+    let fields: Vec<&str> = status["details"]["causes"].as_array().unwrap().iter().map(|c| c["field"].as_str().unwrap()).collect();
+    assert_eq!(fields, ["spec.running", "spec.template.spec.domain.devices.tpm"]);
+    // The schema comes first.
+    let wrong = json!({"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "metadata": {"name": "bad"}, "spec": {"runStrategy": 1}});
+    let (code, status) = world.ask("POST", path, Some(wrong)).await;
+    assert_eq!((code, &status["reason"]), (422, &json!("Invalid")));
+    // What is stored has what admission added.
+    let made = world.make_vm("Halted").await;
+    assert_eq!(made["metadata"]["finalizers"], json!(["kubevirt.io/virtualMachineControllerFinalize"]));
+    assert_eq!(made["spec"]["template"]["spec"]["domain"]["machine"]["type"], "q35");
+}
