@@ -157,10 +157,11 @@ pub async fn world_with(authorization: Authorization) -> World {
     let server = ApiServer::new(Arc::new(Memory::new()), server::Config { token_key: b"a key for tests".to_vec(), ..server::Config::default() }).await.unwrap();
     let tls = |i: embedded::pki::Identity| Tls { ca: pki.ca().to_owned(), cert: i.cert, key: i.key };
     let config = Config {
-        client: server.client(Who::system("system:virtfold:gateway")),
+        // With the rights that the cluster gives it, and no more.
+        client: server.client(Who::new("virtfold-gateway", &[])),
         dial: direct(),
-        tls: tls(pki.client("system:virtfold:gateway", None).unwrap()),
-        settings: Settings::default(),
+        tls: tls(pki.client("virtfold-gateway", None).unwrap()),
+        settings: Settings { trusted: vec!["virtfold-gateway".into()], ..Settings::default() },
         authorization,
     };
     let gateway = Gateway::new(config);
@@ -196,6 +197,16 @@ pub async fn world_with(authorization: Authorization) -> World {
     for crd in api::crd::all() {
         let (code, made) = world.ask("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", Some(crd)).await;
         assert_eq!(code, 201, "{made}");
+    }
+    for object in embedded::cluster::bootstrap::objects() {
+        let plural = match object["kind"].as_str() {
+            Some("ClusterRole") => "clusterroles",
+            Some("ClusterRoleBinding") => "clusterrolebindings",
+            _ => continue,
+        };
+        // "view" and "edit" are there from the beginning.
+        let code = world.ask("POST", &format!("/apis/rbac.authorization.k8s.io/v1/{plural}"), Some(object)).await.0;
+        assert!(code == 201 || code == 409, "{code}");
     }
     let node = json!({"metadata": {"name": NODE, "annotations": {"virtfold.io/agent-address": agent_address.to_string()}}});
     assert_eq!(world.ask("POST", "/api/v1/nodes", Some(node)).await.0, 201);
