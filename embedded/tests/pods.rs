@@ -20,7 +20,8 @@ use tokio_util::sync::CancellationToken;
 use crate::support::{admin, eventually, listening, server};
 
 /// A script that ends with code 3 and a message at SIGTERM.
-const WAIT: &str = "trap 'echo bye > /dev/termination-log; echo stopping; exit 3' TERM; echo up; while :; do sleep 0.05; done";
+const WAIT: &str = "trap 'echo bye > /dev/termination-log; echo stopping; exit 3' TERM; echo up; \
+    i=0; while [ $i -lt 1200 ]; do i=$((i+1)); sleep 0.05; done";
 
 #[derive(Clone, Serialize, Deserialize)]
 struct Places {
@@ -90,6 +91,23 @@ impl Running {
     async fn stop(self) {
         self.stop.cancel();
         self.task.await.unwrap();
+    }
+}
+
+/// After a failure: what the test made must not stay.
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let runc = |arguments: &[&str]| {
+            let root = self.places.run().join(".runc");
+            std::process::Command::new("runc").arg("--root").arg(root).args(arguments).output().ok()
+        };
+        let list = runc(&["list", "-q"]).map(|o| String::from_utf8_lossy(&o.stdout).into_owned()).unwrap_or_default();
+        for id in list.lines() {
+            runc(&["delete", "--force", id]);
+        }
+        for netns in Netns::all(&format!("vf-{}-", self.places.id)) {
+            let _ = std::process::Command::new("ip").args(["netns", "del", netns.name()]).output();
+        }
     }
 }
 
@@ -167,15 +185,12 @@ impl Machine {
         eventually("the pod is gone", || async { self.get(name).await.is_none() }).await;
     }
 
-    async fn log(&self, name: &str) -> String {
-        self.api().logs(name, &LogParams::default()).await.unwrap()
-    }
-
     /// Waits for a line of the log.
     async fn line(&self, name: &str, line: &str) -> String {
         let mut log = String::new();
         for _ in 0..500 {
-            log = self.log(name).await;
+            // Before the container runs there is no log, and the server says so.
+            log = self.api().logs(name, &LogParams::default()).await.unwrap_or_else(|e| e.to_string());
             if log.lines().any(|l| l == line) {
                 return log;
             }
@@ -199,7 +214,7 @@ impl Machine {
         }
         for folder in [self.places.data().join("pods"), self.places.run(), self.places.run().join(".runc")] {
             for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
-                if entry.file_name() != ".runc" {
+                if entry.file_name() != ".runc" && entry.file_name() != "lock" {
                     all.push(entry.path().to_string_lossy().into_owned());
                 }
             }
@@ -208,20 +223,20 @@ impl Machine {
         if !ipam.is_empty() && !ipam.contains("\"leases\":{}") {
             all.push(ipam);
         }
-        let port = std::process::Command::new("ip").args(["-n", self.places.netns("n1").name(), "-br", "link"]).output().unwrap();
+        let port = std::process::Command::new("ip")
+            .args(["-n", self.places.netns("n1").name(), "-br", "link"])
+            .output()
+            .unwrap();
         let links = String::from_utf8_lossy(&port.stdout).into_owned();
         all.extend(links.lines().filter(|l| l.starts_with('v')).map(str::to_owned));
         all
     }
 
-    /// Everything of pods is gone; then the networks go too.
+    /// Everything of pods is gone.
     async fn clean(self, running: Running) {
         eventually_or("nothing remains", || async { self.remains().is_empty() }, || self.remains().join("\n")).await;
         assert_eq!(running.pods.pods(), []);
         running.stop().await;
-        for name in ["n1", "cluster"] {
-            self.places.netns(name).remove().await.unwrap();
-        }
     }
 }
 
@@ -289,7 +304,8 @@ fn layout(at: &Path) {
         format!("sha256:{hex}")
     };
     let manifest = json!({"schemaVersion": 2, "layers": [{"digest": put(&layer), "size": layer.len()}]}).to_string();
-    let index = json!({"schemaVersion": 2, "manifests": [{"digest": put(manifest.as_bytes()), "size": manifest.len()}]});
+    let index =
+        json!({"schemaVersion": 2, "manifests": [{"digest": put(manifest.as_bytes()), "size": manifest.len()}]});
     std::fs::write(at.join("index.json"), index.to_string()).unwrap();
 }
 
@@ -392,11 +408,27 @@ async fn a_launcher_is_confined_has_its_volumes_and_ends_with_its_message() {
     }
     has("NoNewPrivs:\t1");
     has("Seccomp:\t2");
-    assert!(!log.contains("wrote ") && !log.contains("sees ") && !log.contains("mounted") && !log.contains("made a"), "{log}");
-    has("full null ptmx pts random shm stderr stdin stdout termination-log tty urandom zero fd".split(' ').collect::<std::collections::BTreeSet<_>>()
-        .into_iter().collect::<Vec<_>>().join(" ").as_str());
+    assert!(
+        !log.contains("wrote ") && !log.contains("sees ") && !log.contains("mounted") && !log.contains("made a"),
+        "{log}"
+    );
+    has("full null ptmx pts random shm stderr stdin stdout termination-log tty urandom zero fd"
+        .split(' ')
+        .collect::<std::collections::BTreeSet<_>>()
+        .into_iter()
+        .collect::<Vec<_>>()
+        .join(" ")
+        .as_str());
     has(&format!("hostname myguest env {uid} mapped args /opt/virtfold/bin/virtfold"));
-    for line in ["hush-hush", "boot", "disk", "scratch", "tmpfs", "kubevirt.io=\"virt-launcher\"", "default via 10.244.0.1 dev eth0"] {
+    for line in [
+        "hush-hush",
+        "boot",
+        "disk",
+        "scratch",
+        "tmpfs",
+        "kubevirt.io=\"virt-launcher\"",
+        "default via 10.244.0.1 dev eth0",
+    ] {
         has(line);
     }
     assert_eq!(now["status"]["podIP"], "10.244.1.2");
@@ -408,15 +440,24 @@ async fn a_launcher_is_confined_has_its_volumes_and_ends_with_its_message() {
     tokio::io::AsyncReadExt::read_to_string(&mut stream, &mut text).await.unwrap();
     assert_eq!(text, "hello\n");
     // No secret on any disk of ours.
-    assert!(!grep(&machine.places.data(), b"hush-hush") || grep(&machine.places.data().join("pods").join(&uid).join("compute.log"), b"hush-hush"));
+    assert!(
+        !grep(&machine.places.data(), b"hush-hush")
+            || grep(&machine.places.data().join("pods").join(&uid).join("compute.log"), b"hush-hush")
+    );
     assert!(!grep(&machine.places.data().join("pods").join(&uid).join("bundle"), b"hush-hush"));
     assert!(!grep(&machine.places.run(), b"hush-hush"));
     // What the agent is told.
     let info: PodInfo = running.pods.pods().pop().unwrap();
-    assert_eq!((info.pod_uid.as_str(), info.vmi_uid.as_str(), info.running), (uid.as_str(), "11111111-2222-3333-4444-555555555555", true));
+    assert_eq!(
+        (info.pod_uid.as_str(), info.vmi_uid.as_str(), info.running),
+        (uid.as_str(), "11111111-2222-3333-4444-555555555555", true)
+    );
     assert_eq!(std::fs::read_to_string(info.share_dir.join("from-launcher")).unwrap(), "shared\n");
     let meta = std::fs::metadata(&info.share_dir).unwrap();
-    assert_eq!((std::os::unix::fs::MetadataExt::uid(&meta), std::os::unix::fs::MetadataExt::mode(&meta) & 0o777), (107, 0o700));
+    assert_eq!(
+        (std::os::unix::fs::MetadataExt::uid(&meta), std::os::unix::fs::MetadataExt::mode(&meta) & 0o777),
+        (107, 0o700)
+    );
     assert_eq!(info.netns, machine.places.netns(&uid).path());
     let cgroup = std::fs::read_to_string(format!("/proc/{}/cgroup", info.main_pid.unwrap())).unwrap();
     assert!(cgroup.contains(&format!("vf-{}-{uid}", machine.places.id)), "{cgroup}");
@@ -456,29 +497,53 @@ async fn pods_end_by_themselves_by_force_and_when_they_do_not_listen() {
     let machine = Machine::new().await;
     let running = machine.start();
     machine.create("good", "echo done; exit 0", json!({})).await;
-    machine.create("bad", "echo the reason; exit 4", json!({"spec": {"containers": [{"terminationMessagePolicy": "FallbackToLogsOnError"}]}})).await;
-    machine.create("deaf", "trap '' TERM; echo up; while :; do sleep 0.05; done", json!({"spec": {"terminationGracePeriodSeconds": 1}})).await;
+    machine
+        .create(
+            "bad",
+            "echo the reason; exit 4",
+            json!({"spec": {"containers": [{"terminationMessagePolicy": "FallbackToLogsOnError"}]}}),
+        )
+        .await;
+    machine
+        .create("deaf", "trap '' TERM; echo up; sleep 60", json!({"spec": {"terminationGracePeriodSeconds": 1}}))
+        .await;
     machine.create("forced", WAIT, json!({})).await;
+    let limit = json!({"spec": {"containers": [{"resources": {"limits": {"memory": "16Mi"}}}]}});
+    machine.create("greedy", "exec tail /dev/zero", limit).await;
     let good = machine.until("good", "over", |p| p["status"]["phase"] == "Succeeded").await;
     assert_eq!(state(&good)["terminated"]["reason"], "Completed");
     assert!(good["status"]["podIP"].is_string());
     let bad = machine.until("bad", "over", |p| p["status"]["phase"] == "Failed").await;
-    assert_eq!((state(&bad)["terminated"]["exitCode"].as_i64(), state(&bad)["terminated"]["message"].as_str()), (Some(4), Some("the reason")));
+    assert_eq!(
+        (state(&bad)["terminated"]["exitCode"].as_i64(), state(&bad)["terminated"]["message"].as_str()),
+        (Some(4), Some("the reason"))
+    );
+    let greedy = machine.until("greedy", "over", |p| p["status"]["phase"] == "Failed").await;
+    assert_eq!(
+        (state(&greedy)["terminated"]["exitCode"].as_i64(), state(&greedy)["terminated"]["reason"].as_str()),
+        (Some(137), Some("OOMKilled"))
+    );
     machine.line("deaf", "up").await;
     machine.line("forced", "up").await;
     let old = machine.get("good").await.unwrap()["metadata"]["resourceVersion"].clone();
     machine.api().delete("deaf", &DeleteParams::default()).await.unwrap();
     machine.gone("deaf").await;
-    machine.api().delete("forced", &DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() }).await.unwrap();
+    machine
+        .api()
+        .delete("forced", &DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() })
+        .await
+        .unwrap();
     machine.gone("forced").await;
-    eventually("the forced pod's container is gone", || async { running.pods.pods().len() == 2 }).await;
+    eventually("the forced pod's container is gone", || async { running.pods.pods().len() == 3 }).await;
     assert_eq!(machine.get("good").await.unwrap()["metadata"]["resourceVersion"], old, "what is over is written once");
     // The log of what is over is kept, and followed to its end.
-    let mut follow = std::pin::pin!(machine.api().log_stream("good", &LogParams { follow: true, ..LogParams::default() }).await.unwrap());
+    let mut follow = std::pin::pin!(
+        machine.api().log_stream("good", &LogParams { follow: true, ..LogParams::default() }).await.unwrap()
+    );
     let mut text = String::new();
     futures::AsyncReadExt::read_to_string(&mut follow, &mut text).await.unwrap();
     assert_eq!(text, "done\n");
-    for name in ["good", "bad"] {
+    for name in ["good", "bad", "greedy"] {
         machine.api().delete(name, &DeleteParams::default()).await.unwrap();
         machine.gone(name).await;
     }
@@ -508,7 +573,8 @@ async fn what_cannot_run_says_why_and_what_may_run_later_does() {
     assert_eq!(state(&waits)["waiting"]["message"], "secret \"late\" not found");
     let pulls = machine.until("pulls", "cannot pull", |p| state(p)["waiting"]["reason"] == "ErrImagePull").await;
     assert!(state(&pulls)["waiting"]["message"].as_str().unwrap().contains("broken.example/x:1"), "{pulls}");
-    let wrong = machine.until("no-program", "cannot run", |p| state(p)["waiting"]["reason"] == "CreateContainerError").await;
+    let wrong =
+        machine.until("no-program", "cannot run", |p| state(p)["waiting"]["reason"] == "CreateContainerError").await;
     assert!(state(&wrong)["waiting"]["message"].as_str().unwrap().contains("nowhere"), "{wrong}");
     let secrets: Api<Secret> = Api::namespaced(machine.client.clone(), "default");
     let late = json!({"metadata": {"name": "late"}, "stringData": {"a": "b"}});
@@ -537,7 +603,8 @@ async fn runner_process() {
     let Ok(text) = std::env::var("RUNNER_PLACES") else { return };
     let places: Places = serde_json::from_str(&text).unwrap();
     let kubeconfig = kube::config::Kubeconfig::read_from(places.dir.join("kubeconfig")).unwrap();
-    let config = kube::Config::from_custom_kubeconfig(kubeconfig, &kube::config::KubeConfigOptions::default()).await.unwrap();
+    let config =
+        kube::Config::from_custom_kubeconfig(kubeconfig, &kube::config::KubeConfigOptions::default()).await.unwrap();
     let runner = Runner::new(places.config(Client::try_from(config).unwrap())).unwrap();
     runner.run(CancellationToken::new()).await.unwrap();
 }
@@ -555,6 +622,8 @@ async fn launchers_outlive_a_runner_that_is_killed_and_are_never_started_twice()
             .spawn()
             .unwrap()
     };
+    // Orphans come to this process, so that the test can take the exit code before the runner, which then knows none.
+    nix::sys::prctl::set_child_subreaper(true).unwrap();
     let mut process = spawn();
     let script = format!("echo started >> /run/virtfold/starts; {WAIT}");
     let mut uids = Vec::new();
@@ -566,14 +635,23 @@ async fn launchers_outlive_a_runner_that_is_killed_and_are_never_started_twice()
     }
     process.kill().await.unwrap();
     let record = |uid: &str| -> Value {
-        serde_json::from_slice(&std::fs::read(machine.places.data().join("pods").join(uid).join("record.json")).unwrap()).unwrap()
+        serde_json::from_slice(
+            &std::fs::read(machine.places.data().join("pods").join(uid).join("record.json")).unwrap(),
+        )
+        .unwrap()
     };
     let pid = |uid: &str| i32::try_from(record(uid)["process"]["pid"].as_i64().unwrap()).unwrap();
     let alive = pid(&uids[0]);
     assert!(Path::new(&format!("/proc/{alive}")).exists(), "the launcher outlives its runner");
     // One ends, one loses its object while nobody looks.
-    nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid(&uids[1])), nix::sys::signal::Signal::SIGTERM).unwrap();
-    machine.api().delete("removed", &DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() }).await.unwrap();
+    let dies = nix::unistd::Pid::from_raw(pid(&uids[1]));
+    nix::sys::signal::kill(dies, nix::sys::signal::Signal::SIGTERM).unwrap();
+    tokio::task::spawn_blocking(move || nix::sys::wait::waitpid(dies, None).unwrap()).await.unwrap();
+    machine
+        .api()
+        .delete("removed", &DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() })
+        .await
+        .unwrap();
     let running = machine.start();
     let lives = running.pods.pods().into_iter().find(|p| p.name == "lives").unwrap();
     assert_eq!((lives.running, lives.main_pid), (true, Some(alive)), "known before anything else happens");

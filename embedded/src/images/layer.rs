@@ -40,7 +40,9 @@ fn plain(path: &Path) -> io::Result<Option<PathBuf>> {
         match part {
             Component::Normal(name) => out.push(name),
             Component::CurDir | Component::RootDir => {}
-            Component::ParentDir | Component::Prefix(_) => return Err(bad(format!("path {} leaves the image", path.display()))),
+            Component::ParentDir | Component::Prefix(_) => {
+                return Err(bad(format!("path {} leaves the image", path.display())));
+            }
         }
     }
     Ok((!out.as_os_str().is_empty()).then_some(out))

@@ -181,9 +181,9 @@ impl ImageStore {
         }
         let mut local = Vec::new();
         for (reference, layout) in &options.local {
-            let parsed: Reference = reference
-                .parse()
-                .map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, format!("image reference {reference:?}: {e}")))?;
+            let parsed: Reference = reference.parse().map_err(|e| {
+                io::Error::new(io::ErrorKind::InvalidInput, format!("image reference {reference:?}: {e}"))
+            })?;
             local.push((parsed.whole(), layout.clone()));
         }
         let inner = Inner { options, local };
@@ -200,7 +200,12 @@ impl ImageStore {
     ///
     /// # Errors
     /// [`ImageError`]; nothing half-made stays behind.
-    pub async fn ensure(&self, reference: &str, policy: PullPolicy, secrets: &[PullSecret]) -> Result<Image, ImageError> {
+    pub async fn ensure(
+        &self,
+        reference: &str,
+        policy: PullPolicy,
+        secrets: &[PullSecret],
+    ) -> Result<Image, ImageError> {
         let parsed: Reference =
             reference.parse().map_err(|source| ImageError::Reference { reference: reference.to_owned(), source })?;
         if policy != PullPolicy::Always
@@ -237,7 +242,9 @@ fn sha256(bytes: &[u8]) -> String {
 
 /// The hex digits of a sha256 digest.
 fn digits(digest: &str) -> Option<&str> {
-    digest.strip_prefix("sha256:").filter(|d| d.len() == 64 && d.bytes().all(|b| b.is_ascii_hexdigit() && !b.is_ascii_uppercase()))
+    digest
+        .strip_prefix("sha256:")
+        .filter(|d| d.len() == 64 && d.bytes().all(|b| b.is_ascii_hexdigit() && !b.is_ascii_uppercase()))
 }
 
 impl Inner {
@@ -246,8 +253,7 @@ impl Inner {
     }
 
     fn lock(&self, name: &str, how: FlockArg) -> io::Result<Flock<File>> {
-        let file =
-            OpenOptions::new().create(true).truncate(false).write(true).open(self.path("locks").join(name))?;
+        let file = OpenOptions::new().create(true).truncate(false).write(true).open(self.path("locks").join(name))?;
         Flock::lock(file, how).map_err(|(_, errno)| errno.into())
     }
 
@@ -288,7 +294,10 @@ impl Inner {
         let source = self.source(reference, secrets)?;
         let (digest, manifest) = source.manifest()?;
         let Some(name) = digits(&digest) else {
-            return Err(ImageError::Content { reference: reference.whole(), message: format!("digest {digest:?} is not sha256") });
+            return Err(ImageError::Content {
+                reference: reference.whole(),
+                message: format!("digest {digest:?} is not sha256"),
+            });
         };
         let _lock = self.lock(name, FlockArg::LockExclusive).map_err(self.io(reference, "its lock"))?;
         let image = match self.unpacked(&digest) {
@@ -332,7 +341,8 @@ impl Inner {
             layer::unpack(&mut blob, &root, &mut budget).map_err(failed)?;
             blob.finish().map_err(failed)?;
         }
-        let marker = Marker { digest: digest.to_owned(), layers: manifest.layers.iter().map(|l| l.digest.clone()).collect() };
+        let marker =
+            Marker { digest: digest.to_owned(), layers: manifest.layers.iter().map(|l| l.digest.clone()).collect() };
         let bytes = serde_json::to_vec(&marker).unwrap_or_default();
         std::fs::write(tmp.join("image.json"), bytes).map_err(io("its marker"))?;
         let folder = File::open(tmp).map_err(io("a folder"))?;

@@ -58,9 +58,8 @@ impl PullSecret {
 
     /// How well this fits a repository (`registry/path`), and what to say.
     fn find(&self, repository: &str) -> Option<(usize, RegistryAuth)> {
-        let fits = |server: &str| {
-            repository.strip_prefix(server).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-        };
+        let fits =
+            |server: &str| repository.strip_prefix(server).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
         let (server, auth) = self.auths.iter().filter(|(s, _)| fits(s)).max_by_key(|(s, _)| s.len())?;
         if !auth.registrytoken.is_empty() {
             return Some((server.len(), RegistryAuth::Bearer(auth.registrytoken.clone())));

@@ -76,7 +76,15 @@ pub(super) struct Source {
 
 enum Kind {
     Layout(PathBuf),
-    Registry { runtime: Runtime, client: Box<Client>, auth: RegistryAuth, asked: Reference },
+    Registry(Box<Remote>),
+}
+
+struct Remote {
+    runtime: Runtime,
+    client: Client,
+    auth: RegistryAuth,
+    /// What the registry is asked for.
+    asked: Reference,
 }
 
 fn loopback(registry: &str) -> bool {
@@ -90,9 +98,7 @@ fn loopback(registry: &str) -> bool {
 /// The reference to ask for, where mirrors say so. The longest that fits wins.
 pub(super) fn mirrored(reference: &Reference, mirrors: &[(String, String)]) -> Option<String> {
     let whole = reference.whole();
-    let fits = |from: &str| {
-        whole.strip_prefix(from).is_some_and(|rest| rest.starts_with(['/', ':', '@']))
-    };
+    let fits = |from: &str| whole.strip_prefix(from).is_some_and(|rest| rest.starts_with(['/', ':', '@']));
     let (from, to) = mirrors.iter().filter(|(f, _)| fits(f.trim_end_matches('/'))).max_by_key(|(f, _)| f.len())?;
     Some(format!("{}{}", to.trim_end_matches('/'), whole.strip_prefix(from.trim_end_matches('/'))?))
 }
@@ -132,7 +138,7 @@ impl Source {
             .map_err(failed)?;
         let own = secret::auth(secrets, named);
         let auth = if own == RegistryAuth::Anonymous { secret::auth(secrets, &asked) } else { own };
-        Ok(Self { named: named.clone(), kind: Kind::Registry { runtime, client: Box::new(client), auth, asked } })
+        Ok(Self { named: named.clone(), kind: Kind::Registry(Box::new(Remote { runtime, client, auth, asked })) })
     }
 
     fn wrong(&self, message: impl Into<String>) -> ImageError {
@@ -164,7 +170,8 @@ impl Source {
                     read_bounded(file).map_err(self.io(&what))?
                 }
             },
-            Kind::Registry { runtime, client, auth, asked } => {
+            Kind::Registry(remote) => {
+                let Remote { runtime, client, auth, asked } = remote.as_ref();
                 let reference = digest.map_or_else(|| asked.clone(), |d| asked.clone_with_digest(d.to_owned()));
                 let answer = runtime.block_on(async {
                     client.auth(&reference, auth, RegistryOperation::Pull).await?;
@@ -211,8 +218,7 @@ impl Source {
 
     fn choose<'a>(&self, index: &'a Index) -> Result<&'a Entry, ImageError> {
         let architecture = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
-        let mine =
-            |e: &&Entry| e.platform.as_ref().is_some_and(|p| p.os == "linux" && p.architecture == architecture);
+        let mine = |e: &&Entry| e.platform.as_ref().is_some_and(|p| p.os == "linux" && p.architecture == architecture);
         let named = |e: &&Entry| {
             let name = e.annotations.get("org.opencontainers.image.ref.name");
             name.is_some_and(|n| Some(n.as_str()) == self.named.tag() || *n == self.named.whole())
@@ -234,19 +240,20 @@ impl Source {
     /// A blob, checked while it is read: [`Blob::finish`] says whether it was the right one.
     pub fn blob(&self, entry: &Entry) -> Result<Blob<'_>, ImageError> {
         let what = format!("layer {}", entry.digest);
-        let name = digits(&entry.digest).ok_or_else(|| self.wrong(format!("digest {:?} is not sha256", entry.digest)))?;
+        let name =
+            digits(&entry.digest).ok_or_else(|| self.wrong(format!("digest {:?} is not sha256", entry.digest)))?;
         let inner = match &self.kind {
             Kind::Layout(path) => {
                 Inner::File(File::open(path.join("blobs/sha256").join(name)).map_err(self.io(&what))?)
             }
-            Kind::Registry { runtime, client, asked, .. } => {
+            Kind::Registry(remote) => {
+                let Remote { runtime, client, asked, .. } = remote.as_ref();
                 let layer = OciDescriptor {
                     digest: entry.digest.clone(),
                     size: i64::try_from(entry.size).unwrap_or(i64::MAX),
                     ..OciDescriptor::default()
                 };
-                let stream =
-                    runtime.block_on(client.pull_blob_stream(asked, &layer)).map_err(|e| self.refused(e))?;
+                let stream = runtime.block_on(client.pull_blob_stream(asked, &layer)).map_err(|e| self.refused(e))?;
                 Inner::Stream { runtime, stream: stream.stream, rest: Bytes::new() }
             }
         };
@@ -329,7 +336,8 @@ mod tests {
 
     #[test]
     fn mirrors_replace_the_beginning_of_a_reference() {
-        let mirrors = [("quay.io".to_owned(), "127.0.0.1:5000/q".to_owned()), ("quay.io/team".into(), "localhost:1".into())];
+        let mirrors =
+            [("quay.io".to_owned(), "127.0.0.1:5000/q".to_owned()), ("quay.io/team".into(), "localhost:1".into())];
         let of = |r: &str| mirrored(&r.parse().unwrap(), &mirrors);
         assert_eq!(of("quay.io/x/y:1").unwrap(), "127.0.0.1:5000/q/x/y:1");
         assert_eq!(of("quay.io/team/y:1").unwrap(), "localhost:1/y:1");

@@ -167,11 +167,16 @@ async fn answer(State(registry): State<Registry>, request: axum::extract::Reques
     if let Some(wanted) = registry.basic.lock().unwrap().clone() {
         let given = request.headers().get(header::AUTHORIZATION).and_then(|v| v.to_str().ok()).unwrap_or_default();
         if given != wanted {
-            return (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, "Basic realm=\"test\"")], "{}").into_response();
+            return (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, "Basic realm=\"test\"")], "{}")
+                .into_response();
         }
     }
     let name = path.rsplit('/').next().unwrap_or_default().to_owned();
-    let name = if path.contains("/manifests/") && !name.starts_with("sha256:") { registry.tag.lock().unwrap().clone() } else { name };
+    let name = if path.contains("/manifests/") && !name.starts_with("sha256:") {
+        registry.tag.lock().unwrap().clone()
+    } else {
+        name
+    };
     if path == "/v2/" {
         return "{}".into_response();
     }
@@ -183,8 +188,14 @@ async fn answer(State(registry): State<Registry>, request: axum::extract::Reques
         if *registry.breaks.lock().unwrap() {
             let half = bytes::Bytes::from(bytes[..bytes.len() / 2].to_vec());
             let length = bytes.len();
-            let stream = futures::stream::iter([Ok(half), Err(std::io::Error::other("cut"))]);
-            return ([(header::CONTENT_LENGTH, length.to_string())], axum::body::Body::from_stream(stream)).into_response();
+            // The half is on its way before the end comes.
+            let cut = async {
+                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+                Err(std::io::Error::other("cut"))
+            };
+            let stream = futures::StreamExt::chain(futures::stream::iter([Ok(half)]), futures::stream::once(cut));
+            return ([(header::CONTENT_LENGTH, length.to_string())], axum::body::Body::from_stream(stream))
+                .into_response();
         }
     }
     ([(header::CONTENT_TYPE, "application/vnd.oci.image.manifest.v1+json".to_owned())], bytes).into_response()
@@ -216,7 +227,11 @@ async fn a_registry_is_asked_once_for_many_and_its_failures_leave_nothing() {
     *registry.breaks.lock().unwrap() = true;
     let error = store.ensure(reference, PullPolicy::IfNotPresent, &[]).await.unwrap_err();
     assert_eq!(error.reason(), "ErrImagePull");
-    assert!(crate::pods::telling(&error).contains(&format!("layer {}", digest(&layer))), "{}", crate::pods::telling(&error));
+    assert!(
+        crate::pods::telling(&error).contains(&format!("layer {}", digest(&layer))),
+        "{}",
+        crate::pods::telling(&error)
+    );
     assert_eq!(leftovers(dir.path()), Vec::<PathBuf>::new());
     *registry.breaks.lock().unwrap() = false;
 
@@ -241,7 +256,10 @@ async fn a_registry_is_asked_once_for_many_and_its_failures_leave_nothing() {
     registry.tag.lock().unwrap().clone_from(&next.manifest);
     assert_eq!(store.ensure(reference, PullPolicy::IfNotPresent, &[]).await.unwrap().digest, made.manifest);
     assert_eq!(store.ensure(reference, PullPolicy::Always, &[]).await.unwrap().digest, next.manifest);
-    let error = store.ensure(&format!("{address}/x@sha256:{}", "0".repeat(64)), PullPolicy::IfNotPresent, &[]).await.unwrap_err();
+    let error = store
+        .ensure(&format!("{address}/x@sha256:{}", "0".repeat(64)), PullPolicy::IfNotPresent, &[])
+        .await
+        .unwrap_err();
     assert!(matches!(error, ImageError::Registry { .. }), "{error}");
 }
 
@@ -256,6 +274,29 @@ async fn credentials_of_a_pull_secret_are_used() {
     assert!(store.ensure(&reference, PullPolicy::Always, &[]).await.is_err());
     let secret = PullSecret::parse(format!(r#"{{"auths": {{"{address}": {{"auth": "dTpw"}}}}}}"#).as_bytes()).unwrap();
     store.ensure(&reference, PullPolicy::Always, &[secret]).await.unwrap();
+}
+
+#[tokio::test]
+async fn registries_are_reached_from_the_network_that_was_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let netns = crate::netns::Netns::create(&format!("vt-images-{}", std::process::id())).await.unwrap();
+    let made = image(&[tar(&[("disk/disk.img", b"x")])]);
+    let listener = netns.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let registry = Registry::default();
+    *registry.blobs.lock().unwrap() = made.blobs.clone();
+    registry.tag.lock().unwrap().clone_from(&made.manifest);
+    tokio::spawn(async move { axum::serve(listener, axum::Router::new().fallback(answer).with_state(registry)).await });
+    // By name: it is looked up on another thread, and the connection is made on a third.
+    let reference = format!("localhost:{}/x:1", address.port());
+    let outside = store(dir.path(), vec![], vec![]);
+    let failed = outside.ensure(&reference, PullPolicy::Always, &[]).await;
+    let file = Arc::new(File::open(netns.path()).unwrap());
+    let options = Options { root: dir.path().join("images"), netns: Some(file), ..Options::default() };
+    let inside = ImageStore::new(options).unwrap().ensure(&reference, PullPolicy::Always, &[]).await;
+    netns.remove().await.unwrap();
+    assert!(failed.is_err());
+    assert_eq!(inside.unwrap().digest, made.manifest);
 }
 
 #[tokio::test]

@@ -73,7 +73,10 @@ pub(super) struct MemoryFile {
 
 impl std::fmt::Debug for MemoryFile {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("MemoryFile").field("path", &self.path).field("length", &self.bytes.len()).finish_non_exhaustive()
+        f.debug_struct("MemoryFile")
+            .field("path", &self.path)
+            .field("length", &self.bytes.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -172,9 +175,10 @@ pub(super) fn config(spec: &Spec) -> Value {
         let destination = real(&volume.destination);
         mounts.push(match &volume.source {
             Source::Path(path) => bind(&destination, path, volume.read_only),
-            Source::Memory(bytes) => {
-                tmpfs(&destination, &["nosuid", "nodev", "noexec", "mode=0770", &owner, &group, &format!("size={bytes}")])
-            }
+            Source::Memory(bytes) => tmpfs(
+                &destination,
+                &["nosuid", "nodev", "noexec", "mode=0770", &owner, &group, &format!("size={bytes}")],
+            ),
             Source::Files(files) => {
                 let bytes: usize = files.iter().map(|f| f.bytes.len() + 8192).sum::<usize>() + 65_536;
                 let size = format!("size={bytes}");
@@ -204,11 +208,20 @@ pub(super) fn config(spec: &Spec) -> Value {
     }
     let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(_, hard)| hard).min(OPEN_FILES);
     let args: Vec<&str> = spec.args.iter().map(|a| if a == BINARY_IN_POD { BINARY } else { a.as_str() }).collect();
-    let mut masked: Vec<PathBuf> =
-        ["/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list", "/proc/sched_debug", "/proc/scsi", "/proc/acpi",
-            "/proc/interrupts", "/sys/firmware", "/sys/devices/virtual/powercap"]
-        .map(PathBuf::from)
-        .into();
+    let mut masked: Vec<PathBuf> = [
+        "/proc/kcore",
+        "/proc/keys",
+        "/proc/latency_stats",
+        "/proc/timer_list",
+        "/proc/sched_debug",
+        "/proc/scsi",
+        "/proc/acpi",
+        "/proc/interrupts",
+        "/sys/firmware",
+        "/sys/devices/virtual/powercap",
+    ]
+    .map(PathBuf::from)
+    .into();
     masked.extend(spec.private.iter().filter(|p| SYSTEM.iter().any(|s| p.starts_with(s))).cloned());
     let no_capabilities: [&str; 0] = [];
     json!({
@@ -352,7 +365,11 @@ mod tests {
             cgroup: "c".into(),
             volumes: vec![VolumeMount {
                 destination: "/var/run/kubevirt-private/secret/s".into(),
-                source: Source::Files(vec![MemoryFile { path: "a/userdata".into(), bytes: b"hush".to_vec(), mode: 0o400 }]),
+                source: Source::Files(vec![MemoryFile {
+                    path: "a/userdata".into(),
+                    bytes: b"hush".to_vec(),
+                    mode: 0o400,
+                }]),
                 read_only: true,
             }],
             share: dir.join("share"),

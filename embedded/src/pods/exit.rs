@@ -44,8 +44,8 @@ fn code(process: &ProcessId) -> Option<(i32, Option<i32>)> {
 }
 
 /// The file in which the kernel counts the out-of-memory kills of a process's cgroup.
-pub(super) fn oom_counter(process: &ProcessId) -> Option<PathBuf> {
-    let cgroups = std::fs::read_to_string(format!("/proc/{}/cgroup", process.pid)).ok()?;
+pub(super) fn oom_counter(pid: i32) -> Option<PathBuf> {
+    let cgroups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
     let mut unified = None;
     for line in cgroups.lines() {
         let mut parts = line.splitn(3, ':');

@@ -91,7 +91,11 @@ pub(super) fn field(pod: &Pod, selector: &ObjectFieldSelector, facts: &Facts) ->
 }
 
 /// The value of a resource of a container.
-pub(super) fn resource(container: &Container, selector: &ResourceFieldSelector, facts: &Facts) -> Result<String, String> {
+pub(super) fn resource(
+    container: &Container,
+    selector: &ResourceFieldSelector,
+    facts: &Facts,
+) -> Result<String, String> {
     let (kind, name) = selector
         .resource
         .split_once('.')
@@ -169,7 +173,10 @@ pub(super) fn environment(
                 }
             }
             (None, Some(_)) => {
-                return Err(format!("environment variable {} takes its value from where launcher pods may not", variable.name));
+                return Err(format!(
+                    "environment variable {} takes its value from where launcher pods may not",
+                    variable.name
+                ));
             }
         };
         env.insert(variable.name.clone(), value);
@@ -227,13 +234,20 @@ mod tests {
         let container = &pod.spec.as_ref().unwrap().containers[0];
         let facts = Facts { pod_ip: "10.244.1.2".into(), ..Facts::default() };
         let env = environment(&pod, container, &facts, &BTreeMap::new()).unwrap();
-        for (name, value) in
-            [("POD_UID", "u"), ("L", "a=\"b\\\"c\"\n"), ("A", "u-$(NONE)-$(x)"), ("IP", "10.244.1.2"), ("M", "2"), ("HOSTNAME", "h")]
-        {
+        for (name, value) in [
+            ("POD_UID", "u"),
+            ("L", "a=\"b\\\"c\"\n"),
+            ("A", "u-$(NONE)-$(x)"),
+            ("IP", "10.244.1.2"),
+            ("M", "2"),
+            ("HOSTNAME", "h"),
+        ] {
             assert_eq!(env[name], value, "{name}");
         }
         let mut secret = container.clone();
-        secret.env = serde_json::from_value(json!([{"name": "S", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}])).unwrap();
+        secret.env =
+            serde_json::from_value(json!([{"name": "S", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]))
+                .unwrap();
         assert!(environment(&pod, &secret, &facts, &BTreeMap::new()).unwrap_err().contains('S'));
     }
 }

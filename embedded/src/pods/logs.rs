@@ -60,7 +60,8 @@ fn open(nodes: &Path, pod: &Value, options: LogOptions) -> Result<Body, Status> 
         .flatten()
         .filter_map(|c| c.get("name")?.as_str())
         .collect();
-    let container = if options.container.is_empty() { containers.first().copied().unwrap_or_default() } else { &options.container };
+    let container =
+        if options.container.is_empty() { containers.first().copied().unwrap_or_default() } else { &options.container };
     if !containers.contains(&container) {
         return Err(Status::bad_request(format!("container {container} is not valid for pod {name}")));
     }
@@ -68,7 +69,9 @@ fn open(nodes: &Path, pod: &Value, options: LogOptions) -> Result<Body, Status> 
         let words = format!("previous terminated container {container:?} in pod {name:?} not found");
         return Err(Status::bad_request(words));
     }
-    let waiting = || Status::bad_request(format!("container {container:?} in pod {name:?} is waiting to start: ContainerCreating"));
+    let waiting = || {
+        Status::bad_request(format!("container {container:?} in pod {name:?} is waiting to start: ContainerCreating"))
+    };
     if !plain(&node) || !plain(&uid) {
         return Err(waiting());
     }
@@ -236,7 +239,9 @@ pub(super) fn tail(places: &Places, lines: usize, bytes: u64) -> String {
     let Ok(mut file) = File::open(places.log()) else { return String::new() };
     let length = file.metadata().map_or(0, |m| m.len());
     let mut text = Vec::new();
-    if file.seek(SeekFrom::Start(length.saturating_sub(bytes))).is_err() || file.take(bytes).read_to_end(&mut text).is_err() {
+    if file.seek(SeekFrom::Start(length.saturating_sub(bytes))).is_err()
+        || file.take(bytes).read_to_end(&mut text).is_err()
+    {
         return String::new();
     }
     let text = String::from_utf8_lossy(&text).into_owned();
@@ -271,7 +276,8 @@ mod tests {
         assert!(!turn_over(&places).unwrap());
         let big = vec![b'x'; usize::try_from(TURN_OVER).unwrap()];
         std::fs::write(places.log(), &big).unwrap();
-        let mut following = reader(dir.path(), LogOptions { follow: true, tail_lines: Some(0), ..LogOptions::default() });
+        let mut following =
+            reader(dir.path(), LogOptions { follow: true, tail_lines: Some(0), ..LogOptions::default() });
         following.backlog().unwrap();
         assert!(turn_over(&places).unwrap());
         assert_eq!(std::fs::metadata(places.old_log()).unwrap().len(), TURN_OVER);

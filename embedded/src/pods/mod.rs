@@ -98,7 +98,10 @@ pub struct Config {
 
 impl std::fmt::Debug for Config {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Config").field("node_name", &self.node_name).field("data_dir", &self.data_dir).finish_non_exhaustive()
+        f.debug_struct("Config")
+            .field("node_name", &self.node_name)
+            .field("data_dir", &self.data_dir)
+            .finish_non_exhaustive()
     }
 }
 
@@ -138,6 +141,8 @@ pub struct PodInfo {
     pub pod_uid: String,
     /// UID of the VMI: label `kubevirt.io/created-by`.
     pub vmi_uid: String,
+    /// Name of the VMI: annotation `kubevirt.io/domain`.
+    pub vmi_name: String,
     /// Namespace of the pod.
     pub namespace: String,
     /// Name of the pod.
@@ -242,7 +247,12 @@ impl Runner {
         for path in [&pods_dir, &runc_root] {
             std::fs::create_dir_all(path).map_err(|source| PodsError::Folder { path: path.clone(), source })?;
         }
-        let lock = Lock::take(&config.data_dir)?;
+        for path in [&config.run_dir, &runc_root] {
+            // The share folders below belong to uid 107, which the machine may have given to somebody else.
+            std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o700))
+                .map_err(|source| PodsError::Folder { path: path.clone(), source })?;
+        }
+        let lock = Lock::take(&pods_dir)?;
         nix::sys::prctl::set_child_subreaper(true).map_err(PodsError::Subreaper)?;
         let (base, prefix) = config.network.as_ref().map_or((Ipv4Addr::new(127, 1, 0, 0), 24), |n| (n.base, n.prefix));
         let ipam = Ipam::open(&config.data_dir.join("ipam.json"), base, prefix)?;
@@ -252,7 +262,7 @@ impl Runner {
         let mut records = Vec::new();
         let entries =
             std::fs::read_dir(&pods_dir).map_err(|source| PodsError::Folder { path: pods_dir.clone(), source })?;
-        for entry in entries.flatten() {
+        for entry in entries.flatten().filter(|e| e.path().is_dir()) {
             let places = Places { folder: entry.path() };
             match Record::load(&places) {
                 Some(record) => records.push(record),
@@ -399,6 +409,7 @@ impl Board {
             namespace: pod.metadata.namespace.clone().unwrap_or_default(),
             name: pod.metadata.name.clone().unwrap_or_default(),
             vmi_uid: label(api::names::LABEL_CREATED_BY),
+            vmi_name: pod.metadata.annotations.as_ref().and_then(|a| a.get(api::names::ANN_DOMAIN)).cloned().unwrap_or_default(),
             seen_at: record::now(),
             stage: Stage::Preparing,
             address: None,

@@ -93,6 +93,9 @@ pub(super) struct Record {
     pub name: String,
     /// UID of the VMI that it belongs to.
     pub vmi_uid: String,
+    /// Name of that VMI.
+    #[serde(default)]
+    pub vmi_name: String,
     /// When the runner first saw it.
     pub seen_at: String,
     /// How far it has come.

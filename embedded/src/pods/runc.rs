@@ -145,7 +145,10 @@ mod tests {
 
     #[test]
     fn the_runtimes_words_are_taken_out_of_its_log() {
-        assert_eq!(message_of(r#"time="x" level=error msg="runc create failed: no \"a\"""#), "runc create failed: no \"a\"");
+        assert_eq!(
+            message_of(r#"time="x" level=error msg="runc create failed: no \"a\"""#),
+            "runc create failed: no \"a\""
+        );
         assert_eq!(message_of("something else"), "something else");
     }
 }

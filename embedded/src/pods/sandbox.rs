@@ -30,7 +30,12 @@ pub(super) fn port(pod_uid: &str) -> String {
 }
 
 /// Makes the namespace with its address, again if need be.
-pub(super) async fn create(name: &str, pod_uid: &str, address: Ipv4Addr, network: &Network) -> Result<Netns, NetnsError> {
+pub(super) async fn create(
+    name: &str,
+    pod_uid: &str,
+    address: Ipv4Addr,
+    network: &Network,
+) -> Result<Netns, NetnsError> {
     let pod = Netns::create(name).await?;
     let node = Netns::named(&network.node_netns);
     node.plug(&network.bridge, &port(pod_uid), &pod, "eth0").await?;

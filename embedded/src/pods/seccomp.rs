@@ -50,8 +50,23 @@ mod tests {
         for allowed in ["\"openat\"", "\"ioctl\"", "\"rseq\"", "\"clone\""] {
             assert!(profile.contains(allowed), "{allowed}");
         }
-        for refused in ["mount", "unshare", "setns", "ptrace", "bpf", "keyctl", "init_module", "io_uring_setup", "pivot_root",
-            "process_vm_readv", "kexec_load", "open_by_handle_at", "userfaultfd", "perf_event_open", "reboot"] {
+        for refused in [
+            "mount",
+            "unshare",
+            "setns",
+            "ptrace",
+            "bpf",
+            "keyctl",
+            "init_module",
+            "io_uring_setup",
+            "pivot_root",
+            "process_vm_readv",
+            "kexec_load",
+            "open_by_handle_at",
+            "userfaultfd",
+            "perf_event_open",
+            "reboot",
+        ] {
             assert!(!profile.contains(&format!("\"{refused}\"")), "{refused}");
         }
     }

@@ -57,7 +57,8 @@ fn closed_gate(pod: &Pod) -> Option<String> {
 fn conditions(pod: &Pod, view: View<'_>) -> Vec<Wanted> {
     let names: Vec<&str> = pod.spec.iter().flat_map(|s| s.containers.iter()).map(|c| c.name.as_str()).collect();
     let running = matches!(view.record.stage, Stage::Running { .. });
-    let sandbox = view.record.address.is_some() && !matches!(view.record.stage, Stage::Exited(_) | Stage::Refused { .. });
+    let sandbox =
+        view.record.address.is_some() && !matches!(view.record.stage, Stage::Exited(_) | Stage::Refused { .. });
     let mut containers = wanted("ContainersReady", running);
     let mut ready = wanted("Ready", running);
     match &view.record.stage {
@@ -170,10 +171,15 @@ pub(super) fn patch(pod: &Pod, view: View<'_>) -> Option<Value> {
             "Failed"
         }
     };
-    if is_final(pod) && !matches!(phase, "Succeeded" | "Failed") {
-        return None;
+    if is_final(pod) {
+        // What it says stays; that the container is over may be missing.
+        if !matches!(record.stage, Stage::Exited(_)) {
+            return None;
+        }
+        status.clear();
+    } else {
+        status.insert("phase".into(), phase.into());
     }
-    status.insert("phase".into(), phase.into());
     status.insert("startTime".into(), record.seen_at.as_str().into());
     status.insert("hostIP".into(), view.host_ip.into());
     status.insert("hostIPs".into(), json!([{"ip": view.host_ip}]));
@@ -196,7 +202,8 @@ pub(super) fn patch(pod: &Pod, view: View<'_>) -> Option<Value> {
         if before.is_some_and(|b| b.status == text && b.reason == condition.reason && b.message == condition.message) {
             continue;
         }
-        let since = before.filter(|b| b.status == text).and_then(|b| serde_json::to_value(&b.last_transition_time).ok());
+        let since =
+            before.filter(|b| b.status == text).and_then(|b| serde_json::to_value(&b.last_transition_time).ok());
         changed.push(json!({
             "type": condition.kind,
             "status": text,
@@ -223,7 +230,10 @@ fn covers(old: &Value, new: &Value) -> bool {
             n.iter().all(|(k, v)| match o.get(k) {
                 Some(before) => covers(before, v),
                 None => v.as_object().is_some_and(Map::is_empty) || v.as_str() == Some(""),
-            }) && o.keys().filter(|k| matches!(k.as_str(), "waiting" | "running" | "terminated")).all(|k| n.contains_key(k))
+            }) && o
+                .keys()
+                .filter(|k| matches!(k.as_str(), "waiting" | "running" | "terminated"))
+                .all(|k| n.contains_key(k))
         }
         (Value::Array(o), Value::Array(n)) => o.len() == n.len() && o.iter().zip(n).all(|(o, n)| covers(o, n)),
         (o, n) => o == n,
@@ -254,6 +264,7 @@ mod tests {
             namespace: "n".into(),
             name: "p".into(),
             vmi_uid: "v".into(),
+            vmi_name: "n".into(),
             seen_at: "2026-01-01T00:00:00Z".into(),
             stage,
             address: Some([10, 244, 1, 2].into()),
@@ -300,9 +311,11 @@ mod tests {
             finished_at: "2026-01-01T00:00:09Z".into(),
         };
         let mut now = pod(&json!({"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "True"}]}));
-        for (stage, waiting, phase) in
-            [(Stage::Preparing, Some(&waiting), "Pending"), (running(), None, "Running"), (Stage::Exited(exit), None, "Failed")]
-        {
+        for (stage, waiting, phase) in [
+            (Stage::Preparing, Some(&waiting), "Pending"),
+            (running(), None, "Running"),
+            (Stage::Exited(exit), None, "Failed"),
+        ] {
             let record = record(stage);
             let view = View { record: &record, waiting, host_ip: "10.244.1.1", now: "2026-01-01T00:00:00Z" };
             let first = patch(&now, view).unwrap();
@@ -311,11 +324,14 @@ mod tests {
             now = apply(&now, &first);
             assert_eq!(patch(&now, view), None, "{phase} is written once");
         }
-        let ended = &now.status.as_ref().unwrap().container_statuses.as_ref().unwrap()[0].state.as_ref().unwrap().terminated;
+        let ended =
+            &now.status.as_ref().unwrap().container_statuses.as_ref().unwrap()[0].state.as_ref().unwrap().terminated;
         assert_eq!(ended.as_ref().unwrap().message.as_deref(), Some("bye"));
         let again = record(running());
         let view = View { record: &again, waiting: None, host_ip: "10.244.1.1", now: "2026-01-01T00:00:00Z" };
         assert_eq!(patch(&now, view), None, "a final phase stays");
+        let never = record(Stage::Refused { reason: "NeverStarted".into(), message: String::new() });
+        assert_eq!(patch(&now, View { record: &never, ..view }), None, "a final phase stays");
     }
 
     #[test]
@@ -328,7 +344,10 @@ mod tests {
         assert_eq!(condition(&now, "Ready").status, "False");
         assert_eq!(condition(&now, "Ready").reason.as_deref(), Some("ReadinessGatesNotReady"));
         let mut status = serde_json::to_value(&now.status).unwrap();
-        status["conditions"].as_array_mut().unwrap().push(json!({"type": "kubevirt.io/virtual-machine-unpaused", "status": "True"}));
+        status["conditions"]
+            .as_array_mut()
+            .unwrap()
+            .push(json!({"type": "kubevirt.io/virtual-machine-unpaused", "status": "True"}));
         let open = pod(&status);
         let write = patch(&open, view).unwrap();
         assert_eq!(write["status"]["conditions"].as_array().unwrap().len(), 1, "only Ready is written");

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use api::names::LAUNCHER_UID;
 use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::core::v1::{
-    ConfigMap, Container, DownwardAPIVolumeFile, KeyToPath, PersistentVolume, PersistentVolumeClaim, Pod, ProjectedVolumeSource,
-    Secret, ServiceAccount, Volume,
+    ConfigMap, Container, DownwardAPIVolumeFile, KeyToPath, PersistentVolume, PersistentVolumeClaim, Pod,
+    ProjectedVolumeSource, Secret, ServiceAccount, Volume,
 };
 use kube::Api;
 use nix::libc::O_NOFOLLOW;
@@ -19,6 +19,8 @@ use super::bundle::{MemoryFile, Source, VolumeMount};
 use super::fields::{self, Facts};
 use crate::images::{ImageError, ImageStore, PullPolicy, PullSecret};
 
+/// How long one request to the API server may take.
+const REQUEST: std::time::Duration = std::time::Duration::from_secs(10);
 /// Size of an emptyDir in memory that names no limit.
 const MEMORY_LIMIT: u64 = 64 << 20;
 
@@ -80,7 +82,10 @@ fn files(
 ) -> Result<Vec<MemoryFile>, VolumeError> {
     let mode = |m: Option<i32>| m.or(default_mode).and_then(|m| u32::try_from(m).ok()).unwrap_or(0o644);
     let Some(items) = items.filter(|i| !i.is_empty()) else {
-        return Ok(data.iter().map(|(k, v)| MemoryFile { path: k.clone(), bytes: v.clone(), mode: mode(None) }).collect());
+        return Ok(data
+            .iter()
+            .map(|(k, v)| MemoryFile { path: k.clone(), bytes: v.clone(), mode: mode(None) })
+            .collect());
     };
     let mut found = Vec::new();
     for item in items {
@@ -89,7 +94,11 @@ fn files(
         };
         match data.get(&item.key) {
             Some(bytes) => {
-                found.push(MemoryFile { path: path.to_string_lossy().into_owned(), bytes: bytes.clone(), mode: mode(item.mode) });
+                found.push(MemoryFile {
+                    path: path.to_string_lossy().into_owned(),
+                    bytes: bytes.clone(),
+                    mode: mode(item.mode),
+                });
             }
             None if optional => {}
             None => return Err(VolumeError::Missing(format!("references non-existent key {:?} of {what}", item.key))),
@@ -103,9 +112,12 @@ impl Volumes<'_> {
     where
         K: Clone + std::fmt::Debug + serde::de::DeserializeOwned,
     {
-        api.get_opt(name)
-            .await
-            .map_err(|source| VolumeError::Api { what: format!("{kind} {name:?}"), source: Box::new(source) })
+        match tokio::time::timeout(REQUEST, api.get_opt(name)).await {
+            Ok(answer) => {
+                answer.map_err(|source| VolumeError::Api { what: format!("{kind} {name:?}"), source: Box::new(source) })
+            }
+            Err(_) => Err(VolumeError::Missing(format!("no answer about {kind} {name:?}"))),
+        }
     }
 
     async fn secret(&self, namespace: &str, name: &str) -> Result<Option<BTreeMap<String, Vec<u8>>>, VolumeError> {
@@ -114,7 +126,8 @@ impl Volumes<'_> {
     }
 
     async fn config_map(&self, namespace: &str, name: &str) -> Result<Option<BTreeMap<String, Vec<u8>>>, VolumeError> {
-        let map: Option<ConfigMap> = self.get(Api::namespaced(self.client.clone(), namespace), name, "configmap").await?;
+        let map: Option<ConfigMap> =
+            self.get(Api::namespaced(self.client.clone(), namespace), name, "configmap").await?;
         Ok(map.map(|m| {
             let text = m.data.unwrap_or_default().into_iter().map(|(k, v)| (k, v.into_bytes()));
             text.chain(m.binary_data.unwrap_or_default().into_iter().map(|(k, v)| (k, v.0))).collect()
@@ -128,7 +141,8 @@ impl Volumes<'_> {
         container: &Container,
     ) -> Result<BTreeMap<String, BTreeMap<String, String>>, VolumeError> {
         let mut maps = BTreeMap::new();
-        let references = container.env.iter().flatten().filter_map(|e| e.value_from.as_ref()?.config_map_key_ref.as_ref());
+        let references =
+            container.env.iter().flatten().filter_map(|e| e.value_from.as_ref()?.config_map_key_ref.as_ref());
         for reference in references {
             let name = &reference.name;
             match self.config_map(namespace, name).await? {
@@ -156,7 +170,12 @@ impl Volumes<'_> {
     }
 
     /// What to mount into the container.
-    pub async fn resolve(&self, pod: &Pod, container: &Container, facts: &Facts) -> Result<Vec<VolumeMount>, VolumeError> {
+    pub async fn resolve(
+        &self,
+        pod: &Pod,
+        container: &Container,
+        facts: &Facts,
+    ) -> Result<Vec<VolumeMount>, VolumeError> {
         let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
         let mut sources = BTreeMap::new();
         let mounted = |name: &str| container.volume_mounts.iter().flatten().any(|m| m.name == name);
@@ -173,7 +192,10 @@ impl Volumes<'_> {
             let sub_path = mount.sub_path.as_deref().filter(|p| !p.is_empty());
             let source = match (source, sub_path) {
                 _ if mount.sub_path_expr.as_deref().is_some_and(|e| !e.is_empty()) => {
-                    return Err(VolumeError::Unsupported(format!("subPathExpr of volume {:?} is not supported", mount.name)));
+                    return Err(VolumeError::Unsupported(format!(
+                        "subPathExpr of volume {:?} is not supported",
+                        mount.name
+                    )));
                 }
                 (source, None) => source.clone(),
                 // What a launcher could have put there is not followed.
@@ -182,7 +204,10 @@ impl Volumes<'_> {
                     _ => return Err(VolumeError::Unsupported(format!("subPath {path:?} leaves its volume"))),
                 },
                 (_, Some(path)) => {
-                    return Err(VolumeError::Unsupported(format!("subPath {path:?} of volume {:?} is not supported", mount.name)));
+                    return Err(VolumeError::Unsupported(format!(
+                        "subPath {path:?} of volume {:?} is not supported",
+                        mount.name
+                    )));
                 }
             };
             if !mount.mount_path.starts_with('/') || mount.mount_path.split('/').any(|p| p == "..") {
@@ -221,9 +246,10 @@ impl Volumes<'_> {
             let optional = secret.optional == Some(true);
             let what = format!("secret {secret_name:?}");
             return match self.secret(namespace, secret_name).await? {
-                Some(data) => {
-                    Ok((Source::Files(files(&data, secret.items.as_ref(), secret.default_mode, optional, &what)?), true))
-                }
+                Some(data) => Ok((
+                    Source::Files(files(&data, secret.items.as_ref(), secret.default_mode, optional, &what)?),
+                    true,
+                )),
                 None if optional => Ok((Source::Files(Vec::new()), true)),
                 None => Err(VolumeError::Missing(format!("{what} not found"))),
             };
@@ -232,7 +258,9 @@ impl Volumes<'_> {
             let optional = map.optional == Some(true);
             let what = format!("configmap {:?}", map.name);
             return match self.config_map(namespace, &map.name).await? {
-                Some(data) => Ok((Source::Files(files(&data, map.items.as_ref(), map.default_mode, optional, &what)?), true)),
+                Some(data) => {
+                    Ok((Source::Files(files(&data, map.items.as_ref(), map.default_mode, optional, &what)?), true))
+                }
                 None if optional => Ok((Source::Files(Vec::new()), true)),
                 None => Err(VolumeError::Missing(format!("{what} not found"))),
             };
@@ -256,7 +284,9 @@ impl Volumes<'_> {
             return Ok((Source::Path(path), claim.read_only == Some(true)));
         }
         if volume.host_path.is_some() {
-            return Err(VolumeError::Unsupported(format!("volume {name:?}: hostPath is refused, a launcher sees nothing of its node")));
+            return Err(VolumeError::Unsupported(format!(
+                "volume {name:?}: hostPath is refused, a launcher sees nothing of its node"
+            )));
         }
         Err(VolumeError::Unsupported(format!("volume {name:?} is of a kind that this node does not know")))
     }
@@ -307,10 +337,10 @@ impl Volumes<'_> {
                     }),
                 };
                 let request = TokenRequest { spec: Some(spec), ..TokenRequest::default() };
-                let answer = api
-                    .create_token_request(account, &kube::api::PostParams::default(), &request)
-                    .await
-                    .map_err(|source| VolumeError::Api { what: format!("a token of {account:?}"), source: Box::new(source) })?;
+                let answer =
+                    api.create_token_request(account, &kube::api::PostParams::default(), &request).await.map_err(
+                        |source| VolumeError::Api { what: format!("a token of {account:?}"), source: Box::new(source) },
+                    )?;
                 let bytes = answer.status.and_then(|s| s.token).map(String::into_bytes).unwrap_or_default();
                 let Some(path) = no_hop(&token.path) else {
                     return Err(VolumeError::Unsupported(format!("path {:?} leaves the volume", token.path)));
@@ -321,7 +351,13 @@ impl Volumes<'_> {
         Ok(all)
     }
 
-    async fn claim(&self, namespace: &str, name: &str, container: &Container, volume: &str) -> Result<PathBuf, VolumeError> {
+    async fn claim(
+        &self,
+        namespace: &str,
+        name: &str,
+        container: &Container,
+        volume: &str,
+    ) -> Result<PathBuf, VolumeError> {
         let what = format!("persistentvolumeclaim {name:?}");
         let claim: PersistentVolumeClaim = self
             .get(Api::namespaced(self.client.clone(), namespace), name, "persistentvolumeclaim")
@@ -348,7 +384,10 @@ impl Volumes<'_> {
         if path.starts_with(self.root) {
             own_folder(&path).map_err(io)?;
         } else if !path.exists() {
-            return Err(VolumeError::Missing(format!("path {} of persistentvolume {bound:?} does not exist", path.display())));
+            return Err(VolumeError::Missing(format!(
+                "path {} of persistentvolume {bound:?} does not exist",
+                path.display()
+            )));
         }
         own_disk(&path).map_err(io)?;
         Ok(path)
@@ -418,7 +457,10 @@ mod tests {
         let found = files(&data, Some(&item("a/b")), None, false, "secret").unwrap();
         assert_eq!((found[0].path.as_str(), found[0].mode), ("a/b", 0o400));
         for path in ["../b", "/b", "a/../../b"] {
-            assert!(matches!(files(&data, Some(&item(path)), None, false, "x"), Err(VolumeError::Unsupported(_))), "{path}");
+            assert!(
+                matches!(files(&data, Some(&item(path)), None, false, "x"), Err(VolumeError::Unsupported(_))),
+                "{path}"
+            );
         }
         let missing = vec![KeyToPath { key: "other".into(), path: "x".into(), mode: None }];
         assert!(matches!(files(&data, Some(&missing), None, false, "x"), Err(VolumeError::Missing(_))));

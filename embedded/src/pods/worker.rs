@@ -120,7 +120,8 @@ fn refusal(pod: &Pod) -> Option<String> {
         return Some("a launcher pod on this node has one container and no init containers".into());
     }
     let host = [spec.host_network, spec.host_pid, spec.host_ipc];
-    let privileged = spec.containers.iter().any(|c| c.security_context.as_ref().is_some_and(|s| s.privileged == Some(true)));
+    let privileged =
+        spec.containers.iter().any(|c| c.security_context.as_ref().is_some_and(|s| s.privileged == Some(true)));
     if privileged || host.contains(&Some(true)) {
         return Some("a launcher pod has no privileges and no namespace of its node".into());
     }
@@ -177,6 +178,7 @@ impl Worker {
         self.shared.publish(PodInfo {
             pod_uid: self.record.uid.clone(),
             vmi_uid: self.record.vmi_uid.clone(),
+            vmi_name: self.record.vmi_name.clone(),
             namespace: self.record.namespace.clone(),
             name: self.record.name.clone(),
             share_dir: self.share(),
@@ -294,7 +296,9 @@ impl Worker {
                 let state = loop {
                     match self.shared.runc.state(&id).await {
                         Ok(state) => break state,
-                        Err(e) => warn!(container = %id, error = %e, "the runtime does not say whether a container runs"),
+                        Err(e) => {
+                            warn!(container = %id, error = %e, "the runtime does not say whether a container runs")
+                        }
                     }
                     sleep(SAY_AGAIN).await;
                 };
@@ -308,7 +312,7 @@ impl Worker {
                 }
             }
             Stage::Running { process, .. } => {
-                self.oom_counter = exit::oom_counter(process);
+                self.oom_counter = exit::oom_counter(process.pid);
                 info!(pod = %self.record.name, alive = process.alive(), "found a launcher of an earlier runner");
             }
             Stage::Exited(_) | Stage::Refused { .. } => {}
@@ -319,7 +323,7 @@ impl Worker {
     async fn running(&mut self, pid: i32) {
         match crate::procs::ProcessId::of(pid) {
             Some(process) => {
-                self.oom_counter = exit::oom_counter(&process);
+                self.oom_counter = self.oom_counter.take().or_else(|| exit::oom_counter(process.pid));
                 self.waiting = None;
                 self.save(Stage::Running { process, started_at: now() }).await;
             }
@@ -334,8 +338,13 @@ impl Worker {
             _ => None,
         };
         let process = self.record.process().cloned();
-        let end =
-            exit::collect(process.as_ref(), &self.places, started, self.record.message_from_log, self.oom_counter.as_deref());
+        let end = exit::collect(
+            process.as_ref(),
+            &self.places,
+            started,
+            self.record.message_from_log,
+            self.oom_counter.as_deref(),
+        );
         info!(pod = %self.record.name, code = end.code, reason = %end.reason, "a launcher ended");
         self.save(Stage::Exited(end)).await;
     }
@@ -355,7 +364,9 @@ impl Worker {
                     self.news().await;
                     continue;
                 }
-                Seen::Gone => return self.refuse("NeverStarted", "the pod was removed before its container started".into()).await,
+                Seen::Gone => {
+                    return self.refuse("NeverStarted", "the pod was removed before its container started".into()).await;
+                }
                 Seen::Here(_) => {}
             }
             let Some(pod) = self.pod.clone() else { continue };
@@ -420,7 +431,9 @@ impl Worker {
             self.save(Stage::Preparing).await;
         }
         if let (Some(network), Some(address)) = (&self.shared.config.network, self.record.address) {
-            sandbox::create(&id, &self.record.uid, address, network).await.map_err(|e| later("ContainerCreating", &e))?;
+            sandbox::create(&id, &self.record.uid, address, network)
+                .await
+                .map_err(|e| later("ContainerCreating", &e))?;
         }
         let facts = self.shared.facts(self.record.address);
         // Whatever takes long is waited for beside what happens to the pod.
@@ -436,7 +449,8 @@ impl Worker {
             let namespace = pod_copy.metadata.namespace.as_deref().unwrap_or_default();
             let maps = volumes.environment_maps(namespace, &container_copy).await?;
             let mounts = volumes.resolve(&pod_copy, &container_copy, &facts).await?;
-            let env = fields::environment(&pod_copy, &container_copy, &facts, &maps).map_err(VolumeError::Unsupported)?;
+            let env =
+                fields::environment(&pod_copy, &container_copy, &facts, &maps).map_err(VolumeError::Unsupported)?;
             Ok::<_, VolumeError>((mounts, env))
         });
         let quiet = Instant::now() + QUIET;
@@ -488,14 +502,22 @@ impl Worker {
             hosts: format!("127.0.0.1 localhost\n::1 localhost\n{address}{aliases}"),
             resolv: resolv(pod),
             hostname,
-            memory_limit: container.resources.as_ref().and_then(|r| r.limits.as_ref()?.get("memory")).and_then(fields::bytes),
+            memory_limit: container
+                .resources
+                .as_ref()
+                .and_then(|r| r.limits.as_ref()?.get("memory"))
+                .and_then(fields::bytes),
             netns: config.network.as_ref().map(|_| PathBuf::from("/run/netns").join(self.id())),
             cgroup: self.id(),
             volumes,
             share: self.share(),
             message: (
                 self.places.message(),
-                container.termination_message_path.clone().filter(|p| !p.is_empty()).unwrap_or_else(|| "/dev/termination-log".into()),
+                container
+                    .termination_message_path
+                    .clone()
+                    .filter(|p| !p.is_empty())
+                    .unwrap_or_else(|| "/dev/termination-log".into()),
             ),
             binary: config.binary.clone(),
             kvm: config.kvm,
@@ -523,6 +545,8 @@ impl Worker {
         let Some(pid) = state.map(|s| s.pid).filter(|p| *p > 0) else {
             return Err(later(REASON, &std::io::Error::other("the container is gone before it started")));
         };
+        // Found now: a process that has ended belongs to no group any more.
+        self.oom_counter = exit::oom_counter(pid);
         bundle::fill(&PathBuf::from(format!("/proc/{pid}/root")), &spec.volumes).map_err(|e| later(REASON, &e))?;
         if matches!(self.look(), Seen::Gone) || self.deleting() {
             return Ok(false);
@@ -559,6 +583,10 @@ impl Worker {
         let mut log_look = tokio::time::interval(LOG_LOOK);
         log_look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut killed = false;
+        if self.record.stopping.is_some() {
+            // An earlier runner may have died before the signal.
+            process.signal(Signal::SIGTERM);
+        }
         loop {
             let seen = self.look();
             if matches!(seen, Seen::Gone) || self.deleting() {
