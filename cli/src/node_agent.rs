@@ -1,6 +1,7 @@
 //! `virtfold node-agent`: one per node, in the node's network namespace; beside the agent it runs the node's pods.
 
 use std::fs::File;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,17 +15,22 @@ use embedded::procs::ProcessId;
 use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
+use serde::{Deserialize, Serialize};
+use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tower::timeout::TimeoutLayer;
 
 use crate::up::agents::AgentConfig;
-use crate::up::layout::{API, BRIDGE, PREFIX};
+use crate::up::layout::{AGENT_PORT, API, BRIDGE, PREFIX};
 
 /// Time for a connection to the API server.
 const CONNECT: Duration = Duration::from_secs(5);
 /// Time for the beginning of its answer.
 const ANSWER: Duration = Duration::from_secs(30);
+
+/// CPU model of guests that name none: old enough for every machine, so that a guest can move.
+const CPU_MODEL: &str = "Nehalem";
 
 /// Runs until SIGTERM. Launchers go on.
 pub fn run(file: &Path) -> anyhow::Result<u8> {
@@ -80,6 +86,8 @@ async fn serve(config: AgentConfig, outside: File) -> anyhow::Result<()> {
         netns: Some(Arc::new(outside)),
     })
     .context("the image store cannot be used")?;
+    let accelerator = accelerator(&config).await;
+    tracing::info!(accelerator = accelerator.name, reason = accelerator.reason, "how guests are run");
     let runner = pods::Runner::new(pods::Config {
         node_name: node.name.clone(),
         cluster_id: layout.id.clone(),
@@ -99,7 +107,7 @@ async fn serve(config: AgentConfig, outside: File) -> anyhow::Result<()> {
         }),
         binary: config.binary.clone(),
         private: vec![layout.data.clone(), layout.run.clone()],
-        kvm: false,
+        kvm: accelerator.name == "kvm",
         runc: embedded::procs::find_program("runc").context("runc not found in PATH")?,
         labels: std::collections::BTreeMap::new(),
     })?;
@@ -113,8 +121,114 @@ async fn serve(config: AgentConfig, outside: File) -> anyhow::Result<()> {
         }
         asked.cancel();
     });
+    let address = SocketAddr::from((node.address(), AGENT_PORT));
+    let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
+    let state_dir = node.data.join("state");
+    // What the agent remembers of an earlier answer is ours to give: `--use-emulation` may have come or gone.
+    let _ = std::fs::remove_file(state_dir.join("accelerator.json"));
+    let found = node_agent::Accelerator { name: accelerator.name, cpu_model: CPU_MODEL.into() };
+    let lease = reconcilers::LeaseConfig::default();
+    let agent = node_agent::run(node_agent::Config {
+        node_name: node.name.clone(),
+        client,
+        listener,
+        address: address.to_string(),
+        tls: proto::transport::Tls { ca, cert: identity.cert, key: identity.key },
+        state_dir,
+        pods: Arc::new(Source(runner.handle())),
+        probe: Box::new(move || {
+            let found = found.clone();
+            Box::pin(async move { found })
+        }),
+        lease: (lease.namespace, lease.name),
+        dns: name_servers(),
+        cluster_domain: String::new(),
+        shutdown: stop.clone(),
+    });
     tracing::info!(node = node.name, pid = std::process::id(), "node agent runs");
-    runner.run(stop).await?;
+    // Neither is of use without the other: when one ends, so does the process, and the supervisor starts both anew.
+    let (ran, served) = tokio::join!(
+        async {
+            let ran = runner.run(stop.clone()).await;
+            stop.cancel();
+            ran
+        },
+        async {
+            let served = agent.await;
+            stop.cancel();
+            served
+        }
+    );
     telemetry.shutdown().await;
+    ran?;
+    served?;
     Ok(())
+}
+
+/// The pod runner as the node agent sees it.
+struct Source(pods::Pods);
+
+impl node_agent::PodSource for Source {
+    fn pods(&self) -> Vec<node_agent::PodFacts> {
+        let facts = |pod: pods::PodInfo| node_agent::PodFacts {
+            pod_uid: pod.pod_uid,
+            vmi_uid: pod.vmi_uid,
+            namespace: pod.namespace,
+            pod_name: pod.name,
+            vmi_name: pod.vmi_name,
+            share_dir: pod.share_dir,
+            netns: pod.netns,
+            ips: pod.ips,
+            running: pod.running,
+        };
+        self.0.pods().into_iter().map(facts).collect()
+    }
+
+    fn changed(&self) -> tokio::sync::watch::Receiver<u64> {
+        self.0.changed()
+    }
+}
+
+/// How guests are run on this machine, and why.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Found {
+    boot: String,
+    name: String,
+    reason: String,
+}
+
+/// Asked once per boot for the whole machine: the first agent looks, the others wait for its answer.
+async fn accelerator(config: &AgentConfig) -> Found {
+    let boot = ProcessId::of(std::process::id().cast_signed()).map(|id| id.boot).unwrap_or_default();
+    if config.use_emulation {
+        return Found { boot, name: "tcg".into(), reason: "--use-emulation".into() };
+    }
+    let file = config.layout.data("accelerator.json");
+    let lock = config.layout.data("accelerator.lock");
+    let locked = tokio::task::spawn_blocking(move || {
+        let file = File::create(lock).ok()?;
+        nix::fcntl::Flock::lock(file, nix::fcntl::FlockArg::LockExclusive).ok()
+    })
+    .await;
+    let known: Option<Found> = std::fs::read(&file).ok().and_then(|text| serde_json::from_slice(&text).ok());
+    if let Some(known) = known.filter(|k| k.boot == boot) {
+        return known;
+    }
+    let verdict = launcher::accelerator::probe(Path::new("qemu-system-x86_64"), CPU_MODEL).await;
+    let found = Found { boot, name: verdict.accelerator.word().into(), reason: verdict.reason };
+    if let Ok(text) = serde_json::to_vec_pretty(&found) {
+        let _ = embedded::pki::write_private(&file, &text);
+    }
+    drop(locked);
+    found
+}
+
+/// The machine's name servers that are not its own loopback.
+fn name_servers() -> Vec<Ipv4Addr> {
+    let text = std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
+    text.lines()
+        .filter_map(|line| line.strip_prefix("nameserver")?.trim().parse::<Ipv4Addr>().ok())
+        .filter(|address| !address.is_loopback())
+        .take(3)
+        .collect()
 }

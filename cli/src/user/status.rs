@@ -32,23 +32,27 @@ fn condition<'a>(value: &'a Value, kind: &str) -> Option<&'a Value> {
     value["status"]["conditions"].as_array()?.iter().find(|c| c["type"] == kind)
 }
 
-/// What a machine waits for, in a line; empty when it is where it should be.
+/// What a machine waits for, in a line; empty when it is where it should be. The most telling condition first.
 fn waits_for(vm: Option<&Value>, vmi: Option<&Value>) -> String {
-    let reasons = [vmi, vm].into_iter().flatten().flat_map(|o| {
-        o["status"]["conditions"].as_array().cloned().unwrap_or_default().into_iter().filter_map(|c| {
-            let (kind, status) = (text(&c, "/type").to_owned(), text(&c, "/status").to_owned());
-            let bad = match kind.as_str() {
-                "Ready" | "PodScheduled" | "Synchronized" | "Initialized" => status == "False",
-                "Failure" | "DataVolumesReady" => (kind == "Failure") == (status == "True"),
-                _ => false,
-            };
-            let (reason, message) = (text(&c, "/reason"), text(&c, "/message"));
-            (bad && !(reason.is_empty() && message.is_empty())).then(|| {
-                [reason, message].into_iter().filter(|s| !s.is_empty()).collect::<Vec<_>>().join(": ")
-            })
-        })
+    const TELLING: [(&str, &str); 7] = [
+        ("Failure", "True"),
+        ("Synchronized", "False"),
+        ("PodScheduled", "False"),
+        ("DataVolumesReady", "False"),
+        ("Provisioning", "True"),
+        ("Paused", "True"),
+        ("Ready", "False"),
+    ];
+    // A machine that is to be stopped waits for nothing.
+    let stopped = vmi.is_none() && vm.is_some_and(|v| text(v, "/status/printableStatus") == "Stopped");
+    let objects = [vmi, vm];
+    let mut found = TELLING.iter().filter(|_| !stopped).flat_map(|(kind, bad)| {
+        objects.iter().flatten().filter_map(move |o| condition(o, kind).filter(|c| text(c, "/status") == *bad))
     });
-    reasons.into_iter().next().unwrap_or_default()
+    let line = |c: &Value| {
+        [text(c, "/reason"), text(c, "/message")].iter().filter(|s| !s.is_empty()).copied().collect::<Vec<_>>().join(": ")
+    };
+    found.find_map(|c| Some(line(c)).filter(|l| !l.is_empty())).unwrap_or_default()
 }
 
 fn age(value: &Value) -> String {
