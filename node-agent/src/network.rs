@@ -253,7 +253,7 @@ fn rules(ports: &[(&'static str, u16)], pod: Option<IpAddr>) -> String {
     format!(
         "table ip {TABLE} {{}}\ndelete table ip {TABLE}\ntable ip {TABLE} {{\n  \
          chain prerouting {{\n    type nat hook prerouting priority dstnat;\n{arriving}  }}\n  \
-         chain output {{\n    type nat hook output priority dstnat;\n{own}  }}\n  \
+         chain output {{\n    type nat hook output priority -100;\n{own}  }}\n  \
          chain postrouting {{\n    type nat hook postrouting priority srcnat;\n    \
          oifname \"{BRIDGE}\" ip saddr 127.0.0.1 snat to {SUBNET}.1\n    \
          oifname \"{UPLINK}\" ip saddr {guest} masquerade\n  }}\n}}\n",
