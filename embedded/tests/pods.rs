@@ -9,9 +9,10 @@ use embedded::images::{ImageStore, Options};
 use embedded::netns::Netns;
 use embedded::pods::{Config, Network, NodeLogs, PodInfo, Pods, Runner};
 use embedded::server::ApiServer;
+use futures::StreamExt;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, PersistentVolume, PersistentVolumeClaim, Pod, Secret};
-use kube::api::{DeleteParams, LogParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, LogParams, Patch, PatchParams, PostParams, WatchParams};
 use kube::{Api, Client};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -362,6 +363,7 @@ async fn a_launcher_is_confined_has_its_volumes_and_ends_with_its_message() {
         stat -f -c %T /run/kubevirt-private/secret/s
         ip -br -4 addr show eth0 | tr -s ' '; ip route | head -1
         busybox nc -l -p 7000 -e echo hello &
+        (while [ ! -e /run/virtfold/serve ]; do sleep 0.1; done; while :; do busybox nc -l -p 7001 -e true; done) &
         {WAIT}"#,
         data = machine.places.dir.join("data").display(),
         run = machine.places.run().display(),
@@ -376,6 +378,7 @@ async fn a_launcher_is_confined_has_its_volumes_and_ends_with_its_message() {
                     "hostname": "myguest",
                     "readinessGates": [{"conditionType": "kubevirt.io/virtual-machine-unpaused"}],
                     "containers": [{
+                        "readinessProbe": {"tcpSocket": {"port": 7001}, "periodSeconds": 1},
                         "resources": {"limits": {"memory": "256Mi"}},
                         "env": [{"name": "POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
                             {"name": "KEY", "valueFrom": {"configMapKeyRef": {"name": "m", "key": "key"}}}],
@@ -465,7 +468,11 @@ async fn a_launcher_is_confined_has_its_volumes_and_ends_with_its_message() {
         let of = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/{kind}")).unwrap();
         assert_ne!(of("self"), of(&info.main_pid.unwrap().to_string()), "{kind}");
     }
-    // Readiness gates belong to others and decide.
+    // The readiness probe decides, and the gates, which belong to others.
+    assert_eq!((condition(&now, "ContainersReady"), condition(&now, "Ready")), ("False", "False"));
+    assert_eq!(now["status"]["containerStatuses"][0]["ready"], false);
+    std::fs::write(info.share_dir.join("serve"), b"").unwrap();
+    let now = machine.until("guest", "probed", |p| condition(p, "ContainersReady") == "True").await;
     assert_eq!((condition(&now, "ContainersReady"), condition(&now, "Ready")), ("True", "False"));
     let gate = json!({"status": {"conditions": [{"type": "kubevirt.io/virtual-machine-unpaused", "status": "True"}]}});
     machine.api().patch_status("guest", &PatchParams::default(), &Patch::Strategic(gate)).await.unwrap();
@@ -496,7 +503,7 @@ fn grep(path: &Path, words: &[u8]) -> bool {
 async fn pods_end_by_themselves_by_force_and_when_they_do_not_listen() {
     let machine = Machine::new().await;
     let running = machine.start();
-    machine.create("good", "echo done; exit 0", json!({})).await;
+    let created = machine.create("good", "echo done; exit 0", json!({})).await;
     machine
         .create(
             "bad",
@@ -536,6 +543,10 @@ async fn pods_end_by_themselves_by_force_and_when_they_do_not_listen() {
     machine.gone("forced").await;
     eventually("the forced pod's container is gone", || async { running.pods.pods().len() == 3 }).await;
     assert_eq!(machine.get("good").await.unwrap()["metadata"]["resourceVersion"], old, "what is over is written once");
+    let parameters = WatchParams::default().fields("metadata.name=good").timeout(1);
+    let from = created.metadata.resource_version.unwrap();
+    let writes = machine.api().watch(&parameters, &from).await.unwrap().collect::<Vec<_>>().await;
+    assert!((1..=2).contains(&writes.len()), "running and over, no more: {writes:?}");
     // The log of what is over is kept, and followed to its end.
     let mut follow = std::pin::pin!(
         machine.api().log_stream("good", &LogParams { follow: true, ..LogParams::default() }).await.unwrap()
@@ -596,6 +607,28 @@ async fn what_cannot_run_says_why_and_what_may_run_later_does() {
     machine.clean(running).await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn qemu_runs_under_the_profile() {
+    let machine = Machine::new().await;
+    let running = machine.start();
+    let script = r#"cd /var/run/kubevirt-ephemeral-disks && truncate -s 16M disk.img && qemu-img create -q -f qcow2 -b disk.img -F raw o.qcow2 &&
+        printf '{"execute":"qmp_capabilities"}\n{"execute":"query-status"}\n{"execute":"quit"}\n' | timeout 20 qemu-system-x86_64 \
+        -M q35 -accel tcg -m 64 -display none -nodefaults -qmp stdio -sandbox on,spawn=deny -object iothread,id=io0 -vnc unix:/run/virtfold/vnc.sock \
+        -drive if=none,id=d,file=o.qcow2,format=qcow2,cache=none,aio=threads,discard=unmap -device virtio-blk-pci,drive=d,iothread=io0"#;
+    machine
+        .create("qemu", script, json!({"spec": {"containers": [{"volumeMounts": [{"name": "e", "mountPath": "/var/run/kubevirt-ephemeral-disks"}]}],
+            "volumes": [{"name": "e", "emptyDir": {}}]}}))
+        .await;
+    let over =
+        machine.until("qemu", "over", |p| matches!(p["status"]["phase"].as_str(), Some("Succeeded" | "Failed"))).await;
+    let log = machine.api().logs("qemu", &LogParams::default()).await.unwrap();
+    assert_eq!(over["status"]["phase"], "Succeeded", "{log}");
+    assert!(log.contains("\"status\": \"running\""), "{log}");
+    machine.api().delete("qemu", &DeleteParams::default()).await.unwrap();
+    machine.gone("qemu").await;
+    machine.clean(running).await;
+}
+
 /// Not a test: the runner as a process of its own, for the test below.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "run by another test as a process"]
@@ -627,7 +660,7 @@ async fn launchers_outlive_a_runner_that_is_killed_and_are_never_started_twice()
     let mut process = spawn();
     let script = format!("echo started >> /run/virtfold/starts; {WAIT}");
     let mut uids = Vec::new();
-    for name in ["lives", "dies", "removed"] {
+    for name in ["lives", "dies", "removed", "between", "doubtful"] {
         let pod = machine.create(name, &script, json!({})).await;
         uids.push(pod.metadata.uid.unwrap());
         machine.running(name).await;
@@ -652,6 +685,25 @@ async fn launchers_outlive_a_runner_that_is_killed_and_are_never_started_twice()
         .delete("removed", &DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() })
         .await
         .unwrap();
+    // The runner may have died around the start: one was started, of the other nobody knows.
+    for uid in &uids[3..] {
+        let mut record = record(uid);
+        record["stage"] = "starting".into();
+        let path = machine.places.data().join("pods").join(uid).join("record.json");
+        std::fs::write(path, record.to_string()).unwrap();
+    }
+    let between = pid(&uids[3]);
+    let id = format!("vf-{}-{}", machine.places.id, uids[4]);
+    let root = machine.places.run().join(".runc");
+    assert!(
+        std::process::Command::new("runc")
+            .arg("--root")
+            .arg(root)
+            .args(["delete", "--force", &id])
+            .status()
+            .unwrap()
+            .success()
+    );
     let running = machine.start();
     let lives = running.pods.pods().into_iter().find(|p| p.name == "lives").unwrap();
     assert_eq!((lives.running, lives.main_pid), (true, Some(alive)), "known before anything else happens");
@@ -659,12 +711,17 @@ async fn launchers_outlive_a_runner_that_is_killed_and_are_never_started_twice()
     let ended = &state(&dead)["terminated"];
     assert_eq!((ended["exitCode"].as_i64(), ended["reason"].as_str()), (Some(137), Some("ContainerStatusUnknown")));
     assert_eq!(ended["message"], "bye\n", "the message survives");
-    eventually("the pod without object is gone", || async { running.pods.pods().len() == 2 }).await;
+    eventually("the pod without object is gone", || async { running.pods.pods().len() == 4 }).await;
+    let doubtful = machine.until("doubtful", "counts as ended", |p| p["status"]["phase"] == "Failed").await;
+    assert_eq!(state(&doubtful)["terminated"]["reason"], "ContainerStatusUnknown");
+    eventually("found again", || async { running.pods.pods().iter().any(|p| p.main_pid == Some(between)) }).await;
+    let between = running.pods.pods().into_iter().find(|p| p.name == "between").unwrap();
+    assert_eq!(std::fs::read_to_string(between.share_dir.join("starts")).unwrap(), "started\n");
     assert_eq!(std::fs::read_to_string(lives.share_dir.join("starts")).unwrap(), "started\n");
     assert_eq!(machine.get("lives").await.unwrap()["status"]["phase"], "Running");
     let second = Runner::new(machine.places.config(machine.client.clone()));
     assert!(second.is_err(), "a node has one runner");
-    for name in ["lives", "dies"] {
+    for name in ["lives", "dies", "between", "doubtful"] {
         machine.api().delete(name, &DeleteParams::default()).await.unwrap();
         machine.gone(name).await;
     }

@@ -100,6 +100,8 @@ pub(super) fn mirrored(reference: &Reference, mirrors: &[(String, String)]) -> O
     let whole = reference.whole();
     let fits = |from: &str| whole.strip_prefix(from).is_some_and(|rest| rest.starts_with(['/', ':', '@']));
     let (from, to) = mirrors.iter().filter(|(f, _)| fits(f.trim_end_matches('/'))).max_by_key(|(f, _)| f.len())?;
+    // A scheme says whether there is TLS, which is another option's business.
+    let to = to.split_once("://").map_or(to.as_str(), |(_, rest)| rest);
     Some(format!("{}{}", to.trim_end_matches('/'), whole.strip_prefix(from.trim_end_matches('/'))?))
 }
 
@@ -336,8 +338,10 @@ mod tests {
 
     #[test]
     fn mirrors_replace_the_beginning_of_a_reference() {
-        let mirrors =
-            [("quay.io".to_owned(), "127.0.0.1:5000/q".to_owned()), ("quay.io/team".into(), "localhost:1".into())];
+        let mirrors = [
+            ("quay.io".to_owned(), "127.0.0.1:5000/q".to_owned()),
+            ("quay.io/team".into(), "http://localhost:1/".into()),
+        ];
         let of = |r: &str| mirrored(&r.parse().unwrap(), &mirrors);
         assert_eq!(of("quay.io/x/y:1").unwrap(), "127.0.0.1:5000/q/x/y:1");
         assert_eq!(of("quay.io/team/y:1").unwrap(), "localhost:1/y:1");

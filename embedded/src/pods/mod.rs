@@ -22,6 +22,7 @@ mod fields;
 pub mod ipam;
 mod logs;
 mod node;
+mod probes;
 mod record;
 mod runc;
 mod sandbox;
@@ -241,7 +242,12 @@ impl Runner {
     ///
     /// # Errors
     /// When another runner has the node, or its folders cannot be used.
-    pub fn new(config: Config) -> Result<Self, PodsError> {
+    pub fn new(mut config: Config) -> Result<Self, PodsError> {
+        if let Some(network) = &mut config.network {
+            // Any address of the range names it.
+            let mask = u32::MAX.checked_shl(32u32.saturating_sub(network.prefix.into())).unwrap_or(0);
+            network.base = Ipv4Addr::from(u32::from(network.base) & mask);
+        }
         let pods_dir = config.data_dir.join("pods");
         let runc_root = config.run_dir.join(".runc");
         for path in [&pods_dir, &runc_root] {
@@ -409,7 +415,13 @@ impl Board {
             namespace: pod.metadata.namespace.clone().unwrap_or_default(),
             name: pod.metadata.name.clone().unwrap_or_default(),
             vmi_uid: label(api::names::LABEL_CREATED_BY),
-            vmi_name: pod.metadata.annotations.as_ref().and_then(|a| a.get(api::names::ANN_DOMAIN)).cloned().unwrap_or_default(),
+            vmi_name: pod
+                .metadata
+                .annotations
+                .as_ref()
+                .and_then(|a| a.get(api::names::ANN_DOMAIN))
+                .cloned()
+                .unwrap_or_default(),
             seen_at: record::now(),
             stage: Stage::Preparing,
             address: None,

@@ -13,7 +13,7 @@ pub struct Network {
     pub bridge: String,
     /// The node's address on it.
     pub node_address: Ipv4Addr,
-    /// First address of the node's range for pods.
+    /// The node's range for pods: any address of it.
     pub base: Ipv4Addr,
     /// Prefix length of that range.
     pub prefix: u8,

@@ -22,6 +22,8 @@ pub(super) struct View<'a> {
     pub record: &'a Record,
     /// While preparing.
     pub waiting: Option<&'a Waiting>,
+    /// What the readiness probe says; true where there is none.
+    pub ready: bool,
     /// Address of the node.
     pub host_ip: &'a str,
     /// The present time.
@@ -59,9 +61,16 @@ fn conditions(pod: &Pod, view: View<'_>) -> Vec<Wanted> {
     let running = matches!(view.record.stage, Stage::Running { .. });
     let sandbox =
         view.record.address.is_some() && !matches!(view.record.stage, Stage::Exited(_) | Stage::Refused { .. });
-    let mut containers = wanted("ContainersReady", running);
-    let mut ready = wanted("Ready", running);
+    let mut containers = wanted("ContainersReady", running && view.ready);
+    let mut ready = wanted("Ready", running && view.ready);
     match &view.record.stage {
+        Stage::Running { .. } if !view.ready => {
+            let message = format!("containers with unready status: [{}]", names.join(" "));
+            for condition in [&mut containers, &mut ready] {
+                condition.reason = Some("ContainersNotReady".into());
+                condition.message = Some(message.clone());
+            }
+        }
         Stage::Running { .. } => {
             if let Some(message) = closed_gate(pod) {
                 ready = Wanted {
@@ -135,7 +144,7 @@ fn container_status(pod: &Pod, view: View<'_>) -> Option<Value> {
         "image": container.image.as_deref().unwrap_or_default(),
         "imageID": "",
         "containerID": id,
-        "ready": running,
+        "ready": running && view.ready,
         "started": running,
         "restartCount": 0,
         "state": state,
@@ -317,7 +326,8 @@ mod tests {
             (Stage::Exited(exit), None, "Failed"),
         ] {
             let record = record(stage);
-            let view = View { record: &record, waiting, host_ip: "10.244.1.1", now: "2026-01-01T00:00:00Z" };
+            let view =
+                View { record: &record, waiting, ready: true, host_ip: "10.244.1.1", now: "2026-01-01T00:00:00Z" };
             let first = patch(&now, view).unwrap();
             assert_eq!(first["metadata"]["uid"], "u");
             assert_eq!(first["status"]["phase"], phase);
@@ -328,7 +338,8 @@ mod tests {
             &now.status.as_ref().unwrap().container_statuses.as_ref().unwrap()[0].state.as_ref().unwrap().terminated;
         assert_eq!(ended.as_ref().unwrap().message.as_deref(), Some("bye"));
         let again = record(running());
-        let view = View { record: &again, waiting: None, host_ip: "10.244.1.1", now: "2026-01-01T00:00:00Z" };
+        let view =
+            View { record: &again, waiting: None, ready: true, host_ip: "10.244.1.1", now: "2026-01-01T00:00:00Z" };
         assert_eq!(patch(&now, view), None, "a final phase stays");
         let never = record(Stage::Refused { reason: "NeverStarted".into(), message: String::new() });
         assert_eq!(patch(&now, View { record: &never, ..view }), None, "a final phase stays");
@@ -337,7 +348,8 @@ mod tests {
     #[test]
     fn the_gate_is_others_and_decides_on_ready() {
         let record = record(running());
-        let view = View { record: &record, waiting: None, host_ip: "10.244.1.1", now: "2026-01-01T00:00:00Z" };
+        let view =
+            View { record: &record, waiting: None, ready: true, host_ip: "10.244.1.1", now: "2026-01-01T00:00:00Z" };
         let now = pod(&json!({}));
         let now = apply(&now, &patch(&now, view).unwrap());
         assert_eq!(condition(&now, "ContainersReady").status, "True");
@@ -353,6 +365,11 @@ mod tests {
         assert_eq!(write["status"]["conditions"].as_array().unwrap().len(), 1, "only Ready is written");
         let open = apply(&open, &write);
         assert_eq!(condition(&open, "Ready").status, "True");
+        let unready = apply(&open, &patch(&open, View { ready: false, ..view }).unwrap());
+        assert_eq!(
+            (condition(&unready, "Ready").status.as_str(), condition(&unready, "ContainersReady").status.as_str()),
+            ("False", "False")
+        );
         assert_eq!(patch(&open, view), None);
     }
 }

@@ -21,6 +21,7 @@ use super::bundle::{self, Spec, VolumeMount};
 use super::exit;
 use super::fields::{self, Facts};
 use super::logs;
+use super::probes;
 use super::record::{Places, Record, Stage, Stopping, now};
 use super::sandbox;
 use super::status::{self, View, Waiting};
@@ -125,7 +126,7 @@ fn refusal(pod: &Pod) -> Option<String> {
     if privileged || host.contains(&Some(true)) {
         return Some("a launcher pod has no privileges and no namespace of its node".into());
     }
-    None
+    spec.containers.first().and_then(probes::refusal)
 }
 
 /// Whether the API says that the container ran.
@@ -145,6 +146,8 @@ pub(super) struct Worker {
     /// The newest form of the pod, from the watch or as an answer to our own writes.
     pub pod: Option<Arc<Pod>>,
     waiting: Option<Waiting>,
+    /// What the readiness probe says.
+    ready: bool,
     oom_counter: Option<PathBuf>,
     last_event: Option<(String, String)>,
 }
@@ -152,7 +155,17 @@ pub(super) struct Worker {
 impl Worker {
     pub fn new(shared: Arc<Shared>, record: Record, seen: watch::Receiver<Seen>) -> Self {
         let places = Places::of(&shared.config.data_dir, &record.uid);
-        Self { shared, places, record, seen, pod: None, waiting: None, oom_counter: None, last_event: None }
+        Self {
+            shared,
+            places,
+            record,
+            seen,
+            pod: None,
+            waiting: None,
+            ready: false,
+            oom_counter: None,
+            last_event: None,
+        }
     }
 
     fn id(&self) -> String {
@@ -219,7 +232,13 @@ impl Worker {
     async fn say(&mut self) -> bool {
         let Some(pod) = self.pod.clone() else { return true };
         let host_ip = self.shared.host_ip();
-        let view = View { record: &self.record, waiting: self.waiting.as_ref(), host_ip: &host_ip, now: &now() };
+        let view = View {
+            record: &self.record,
+            waiting: self.waiting.as_ref(),
+            ready: self.ready,
+            host_ip: &host_ip,
+            now: &now(),
+        };
         let Some(patch) = status::patch(&pod, view) else { return true };
         let (api, parameters, patch) = (self.api(), PatchParams::default(), Patch::Strategic(patch));
         match timeout(REQUEST, api.patch_status(&self.record.name, &parameters, &patch)).await {
@@ -365,7 +384,9 @@ impl Worker {
                     continue;
                 }
                 Seen::Gone => {
-                    return self.refuse("NeverStarted", "the pod was removed before its container started".into()).await;
+                    return self
+                        .refuse("NeverStarted", "the pod was removed before its container started".into())
+                        .await;
                 }
                 Seen::Here(_) => {}
             }
@@ -583,6 +604,14 @@ impl Worker {
         let mut log_look = tokio::time::interval(LOG_LOOK);
         log_look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut killed = false;
+        // A runner that starts again waits for the pod to know its probes.
+        while matches!(self.look(), Seen::Unknown) {
+            tokio::select! {
+                () = &mut gone => return self.ended().await,
+                () = self.news() => {}
+            }
+        }
+        let mut probes = self.probes();
         if self.record.stopping.is_some() {
             // An earlier runner may have died before the signal.
             process.signal(Signal::SIGTERM);
@@ -598,10 +627,18 @@ impl Worker {
                 process.signal(Signal::SIGKILL);
                 killed = true;
             }
+            self.ready = *probes.ready.borrow_and_update();
+            if !*probes.alive.borrow_and_update() && self.record.stopping.is_none() {
+                self.event("Unhealthy", "the liveness probe failed, the container is ended");
+                self.stop(&process).await;
+                continue;
+            }
             let said = self.say().await;
             tokio::select! {
                 () = &mut gone => return self.ended().await,
                 () = self.news() => {}
+                Ok(()) = probes.ready.changed() => {}
+                Ok(()) = probes.alive.changed() => {}
                 () = sleep(SAY_AGAIN), if !said => {}
                 () = sleep(deadline.unwrap_or_default()), if !killed && deadline.is_some() => {}
                 _ = log_look.tick() => {
@@ -611,6 +648,19 @@ impl Worker {
                 }
             }
         }
+    }
+
+    fn probes(&self) -> probes::Probes {
+        let from = self.record.address.map(|address| probes::From {
+            pod: address.into(),
+            netns: self.shared.config.network.as_ref().map(|n| crate::netns::Netns::named(&n.node_netns).path()),
+        });
+        let was_ready = self
+            .pod
+            .iter()
+            .filter_map(|p| p.status.as_ref()?.container_statuses.as_ref()?.first())
+            .any(|c| c.ready && c.state.as_ref().is_some_and(|s| s.running.is_some()));
+        probes::start(self.pod.as_deref(), from, was_ready)
     }
 
     /// SIGTERM, once.
