@@ -316,7 +316,8 @@ mod tests {
 
     #[test]
     fn wrong_command_lines_are_usage_errors() {
-        for line in ["virtfold up --image x", "virtfold up --nodes 0", "virtfold console", "virtfold port-forward vm/a"] {
+        for line in ["virtfold up --image x", "virtfold up --nodes 0", "virtfold console", "virtfold port-forward vm/a"]
+        {
             let error = Cli::try_parse_from(line.split(' ')).unwrap_err();
             assert_eq!(error.exit_code(), 2, "{line}");
         }

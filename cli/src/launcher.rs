@@ -6,8 +6,7 @@ use crate::args;
 
 /// Runs until the virtual machine has ended.
 pub fn run(options: args::Launcher) -> anyhow::Result<u8> {
-    let mut config =
-        launcher::Config::new(&options.namespace, &options.name, &options.vmi_uid, &options.pod_uid);
+    let mut config = launcher::Config::new(&options.namespace, &options.name, &options.vmi_uid, &options.pod_uid);
     config.share_dir = options.share_dir;
     config.grace = Duration::from_secs(options.grace_period_seconds);
     // Its log is the container's: what `kubectl logs` shows.

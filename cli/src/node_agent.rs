@@ -35,7 +35,8 @@ const CPU_MODEL: &str = "Nehalem";
 /// Runs until SIGTERM. Launchers go on.
 pub fn run(file: &Path) -> anyhow::Result<u8> {
     let text = std::fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
-    let config: AgentConfig = serde_json::from_slice(&text).with_context(|| format!("{} is damaged", file.display()))?;
+    let config: AgentConfig =
+        serde_json::from_slice(&text).with_context(|| format!("{} is damaged", file.display()))?;
     // The terminal that started the cluster, and its ctrl-C, are not ours. (A leader of a group is on its own already.)
     let _ = nix::unistd::setsid();
     let outside = File::open("/proc/self/ns/net").context("cannot open the machine's network namespace")?;
@@ -82,7 +83,11 @@ async fn serve(config: AgentConfig, outside: File) -> anyhow::Result<()> {
         local: config.images.clone(),
         mirrors: config.mirrors.clone(),
         // A mirror that was named with http:// is one without TLS.
-        insecure: config.mirrors.iter().filter_map(|(_, to)| Some(to.strip_prefix("http://")?.split('/').next()?.to_owned())).collect(),
+        insecure: config
+            .mirrors
+            .iter()
+            .filter_map(|(_, to)| Some(to.strip_prefix("http://")?.split('/').next()?.to_owned()))
+            .collect(),
         netns: Some(Arc::new(outside)),
     })
     .context("the image store cannot be used")?;

@@ -217,7 +217,11 @@ impl Etcd {
                     return;
                 }
             };
-            wait = if since.elapsed() > Duration::from_secs(60) { Duration::from_millis(100) } else { (wait * 2).min(RESTART_WAIT_MAX) };
+            wait = if since.elapsed() > Duration::from_secs(60) {
+                Duration::from_millis(100)
+            } else {
+                (wait * 2).min(RESTART_WAIT_MAX)
+            };
             let status = status.map_or_else(|e| e.to_string(), |s| s.to_string());
             tracing::error!(%status, words = %last_words(&self.config.log), "etcd ended; starting it again in {wait:?}");
             loop {
@@ -291,7 +295,8 @@ fn processes_with_argument(argument: &str) -> Vec<ProcessId> {
 fn last_words(log: &Path) -> String {
     let text = std::fs::read(log).map(|b| String::from_utf8_lossy(&b).into_owned()).unwrap_or_default();
     let lines: Vec<&str> = text.lines().collect();
-    let wrong = |line: &&&str| line.contains("\"level\":\"fatal\"") || line.contains("panic:") || line.contains("[FATAL]");
+    let wrong =
+        |line: &&&str| line.contains("\"level\":\"fatal\"") || line.contains("panic:") || line.contains("[FATAL]");
     let line = lines.iter().rev().take(200).find(wrong).or(lines.last()).copied().unwrap_or("it said nothing");
     if let Ok(record) = serde_json::from_str::<serde_json::Value>(line) {
         let field = |name: &str| record[name].as_str().unwrap_or_default().to_owned();

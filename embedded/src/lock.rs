@@ -55,7 +55,8 @@ impl Lock {
             .map_err(io)?;
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(mut file) => {
-                let words = format!("process {} since {}", std::process::id(), jiff::Timestamp::now().strftime("%FT%TZ"));
+                let words =
+                    format!("process {} since {}", std::process::id(), jiff::Timestamp::now().strftime("%FT%TZ"));
                 file.set_len(0).map_err(io)?;
                 file.rewind().map_err(io)?;
                 file.write_all(words.as_bytes()).map_err(io)?;

@@ -183,18 +183,23 @@ impl Netns {
     ///
     /// # Errors
     /// What `ip` says.
-    pub async fn plug(
-        &self,
-        bridge: &str,
-        port: &str,
-        peer: &Self,
-        peer_interface: &str,
-    ) -> Result<(), NetnsError> {
+    pub async fn plug(&self, bridge: &str, port: &str, peer: &Self, peer_interface: &str) -> Result<(), NetnsError> {
         if !peer.has(peer_interface).await {
             // A port without its other end belonged to a namespace that is being taken down.
             let _ = ip(&["-n", &self.name, "link", "del", port]).await;
             ip(&[
-                "-n", &self.name, "link", "add", port, "type", "veth", "peer", "name", peer_interface, "netns", &peer.name,
+                "-n",
+                &self.name,
+                "link",
+                "add",
+                port,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                peer_interface,
+                "netns",
+                &peer.name,
             ])
             .await?;
         }

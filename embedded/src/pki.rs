@@ -123,7 +123,10 @@ impl Pki {
             // The key is written first: a key without a certificate is a first start that was cut short.
             (None, _) => make_authority(&cert_path, &key_path)?,
             (Some(_), None) => {
-                return Err(PkiError::Damaged { path: key_path, reason: "it is missing, while ca.crt is there".into() });
+                return Err(PkiError::Damaged {
+                    path: key_path,
+                    reason: "it is missing, while ca.crt is there".into(),
+                });
             }
         };
         let damaged = |path: &Path, reason: String| PkiError::Damaged { path: path.to_owned(), reason };
@@ -310,8 +313,7 @@ fn make_authority(cert_path: &Path, key_path: &Path) -> Result<(String, String),
     params.distinguished_name = DistinguishedName::new();
     params.distinguished_name.push(DnType::CommonName, "virtfold-ca");
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-    params.key_usages =
-        vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign, KeyUsagePurpose::DigitalSignature];
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign, KeyUsagePurpose::DigitalSignature];
     validity(&mut params, AUTHORITY_DAYS);
     let cert = params.self_signed(&pair).map_err(issue)?.pem();
     let key = pair.serialize_pem();
@@ -416,7 +418,8 @@ mod tests {
     fn a_kubeconfig_is_one_that_clients_read() {
         let dir = tempfile::tempdir().unwrap();
         let pki = Pki::open(dir.path()).unwrap();
-        let text = kubeconfig("https://127.0.0.1:6443", pki.ca(), &pki.client("admin", Some("system:masters")).unwrap());
+        let text =
+            kubeconfig("https://127.0.0.1:6443", pki.ca(), &pki.client("admin", Some("system:masters")).unwrap());
         let parsed = kube::config::Kubeconfig::from_yaml(&text).unwrap();
         assert_eq!(parsed.current_context.as_deref(), Some("virtfold"));
     }

@@ -48,7 +48,8 @@ impl ProcessId {
     pub fn load(path: &Path) -> Option<Self> {
         let text = std::fs::read_to_string(path).ok()?;
         let mut words = text.split_whitespace();
-        let id = Self { pid: words.next()?.parse().ok()?, started: words.next()?.parse().ok()?, boot: words.next()?.into() };
+        let id =
+            Self { pid: words.next()?.parse().ok()?, started: words.next()?.parse().ok()?, boot: words.next()?.into() };
         Some(id)
     }
 

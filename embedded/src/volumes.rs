@@ -197,8 +197,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let imports = tempfile::tempdir().unwrap();
         std::fs::write(imports.path().join("os.img"), b"boot").unwrap();
-        let mut wanted =
-            Wanted { namespace: "default", claim: "os", uid: "u1", bytes: 4096, import: Some("none.img") };
+        let mut wanted = Wanted { namespace: "default", claim: "os", uid: "u1", bytes: 4096, import: Some("none.img") };
         assert!(provision(root.path(), imports.path(), &wanted).unwrap_err().to_string().contains("none.img"));
         wanted.import = Some("../os.img");
         assert!(matches!(provision(root.path(), imports.path(), &wanted), Err(VolumeError::BadImport(_))));

@@ -57,7 +57,8 @@ pub struct AgentConfig {
 /// Which build of the program runs: version, size and time of the file.
 pub fn build(binary: &Path) -> String {
     use std::os::unix::fs::MetadataExt;
-    let file = std::fs::metadata(binary).map(|m| format!("{}-{}-{}", m.len(), m.mtime(), m.mtime_nsec())).unwrap_or_default();
+    let file =
+        std::fs::metadata(binary).map(|m| format!("{}-{}-{}", m.len(), m.mtime(), m.mtime_nsec())).unwrap_or_default();
     format!("{}-{file}", env!("CARGO_PKG_VERSION"))
 }
 
@@ -97,7 +98,11 @@ pub async fn keep(config: AgentConfig, stop: CancellationToken) {
             status = ended => status,
         };
         child = None;
-        wait = if since.elapsed() > Duration::from_secs(30) { Duration::from_millis(100) } else { (wait * 2).min(RESTART_MAX) };
+        wait = if since.elapsed() > Duration::from_secs(30) {
+            Duration::from_millis(100)
+        } else {
+            (wait * 2).min(RESTART_MAX)
+        };
         tracing::warn!(node = node.name, %status, "the node agent ended; starting it again in {wait:?}");
         tokio::select! {
             () = stop.cancelled() => return,
@@ -117,7 +122,11 @@ async fn ensure(config: &AgentConfig, child: &mut Option<Child>) -> anyhow::Resu
             tracing::info!(node = node.name, pid = running.pid, "the node agent of an earlier start is adopted");
             return Ok(running);
         }
-        tracing::info!(node = node.name, pid = running.pid, "the node agent is replaced: program or configuration changed");
+        tracing::info!(
+            node = node.name,
+            pid = running.pid,
+            "the node agent is replaced: program or configuration changed"
+        );
         running.end(STOP_GRACE).await;
     }
     let text = serde_json::to_vec_pretty(config)?;

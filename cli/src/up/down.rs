@@ -33,7 +33,11 @@ pub fn run(options: &args::Down) -> anyhow::Result<u8> {
     runtime.block_on(async {
         let guests = end_guests(&layout, Duration::from_secs(options.grace)).await;
         end_rest(&layout).await?;
-        println!("virtfold: took down {guests} guest{}, node agents and networks of {}", if guests == 1 { "" } else { "s" }, layout.data.display());
+        println!(
+            "virtfold: took down {guests} guest{}, node agents and networks of {}",
+            if guests == 1 { "" } else { "s" },
+            layout.data.display()
+        );
         Ok(0)
     })
 }

@@ -5,9 +5,7 @@ use std::sync::Arc;
 use axum::body::Body;
 use embedded::auth::User;
 use embedded::semantics::Status;
-use embedded::server::{
-    Admission, AdmissionRequest, AdmissionResponse, Aggregated, ApiServer, Operation, Response,
-};
+use embedded::server::{Admission, AdmissionRequest, AdmissionResponse, Aggregated, ApiServer, Operation, Response};
 use futures::future::BoxFuture;
 use gateway::{AdmissionInput, Authorization, Gateway};
 use proto::transport::{Dial, Tls};

@@ -59,7 +59,8 @@ pub fn require_root() -> anyhow::Result<()> {
 /// `virtfold up`.
 pub fn run(options: args::Up) -> anyhow::Result<u8> {
     require_root()?;
-    let missing: Vec<_> = PROGRAMS.iter().filter(|(program, _)| embedded::procs::find_program(program).is_none()).collect();
+    let missing: Vec<_> =
+        PROGRAMS.iter().filter(|(program, _)| embedded::procs::find_program(program).is_none()).collect();
     if !missing.is_empty() {
         let names: Vec<_> = missing.iter().map(|(program, _)| *program).collect();
         let packages: Vec<_> = missing.iter().map(|(_, package)| *package).collect();
@@ -94,7 +95,10 @@ async fn up(options: args::Up) -> anyhow::Result<()> {
     })?;
     let listener = https::listen(options.listen).await.map_err(|error| match error {
         HttpsError::PortTaken(address) => {
-            anyhow::anyhow!("cannot listen on {address}: port {} is in use; choose another with --listen", address.port())
+            anyhow::anyhow!(
+                "cannot listen on {address}: port {} is in use; choose another with --listen",
+                address.port()
+            )
         }
         other => other.into(),
     })?;
@@ -107,12 +111,19 @@ async fn up(options: args::Up) -> anyhow::Result<()> {
         _ = interrupt.recv() => bail!("ended before it had started"),
     };
     let server = server_url(address);
-    pki::write_private(&layout.data("kubeconfig"), pki::kubeconfig(&server, running.pki.ca(), &running.admin).as_bytes())?;
+    pki::write_private(
+        &layout.data("kubeconfig"),
+        pki::kubeconfig(&server, running.pki.ca(), &running.admin).as_bytes(),
+    )?;
     story.say(&format!("kubeconfig written to {}", layout.data("kubeconfig").display()));
 
     let ready = async {
         let all = nodes_ready(&running.client, options.nodes).await;
-        story.say(if all { "all nodes are ready" } else { "not all nodes are ready; their logs are in DATA/nodes/*/agent.log" });
+        story.say(if all {
+            "all nodes are ready"
+        } else {
+            "not all nodes are ready; their logs are in DATA/nodes/*/agent.log"
+        });
         println!("{}", next_steps(&layout));
         println!(
             "READY api={server} kubeconfig={} nodes={} all-ready={all}",
@@ -204,17 +215,29 @@ async fn start(
     let admin = pki.client("admin", Some("system:masters"))?;
     let token_key = pki.secret("service-accounts")?;
     let netns = network::cluster(layout).await?;
-    let inner_listener = netns.listen(API).await.with_context(|| format!("cannot listen on {API} inside of the cluster"))?;
+    let inner_listener =
+        netns.listen(API).await.with_context(|| format!("cannot listen on {API} inside of the cluster"))?;
     story.say(&format!("certificates and network are there (namespaces vf-{}-*)", layout.id));
 
     let etcd = Etcd::start(layout.etcd()).await?;
     story.say("etcd answers");
     // From here on, a failure must not leave etcd behind.
-    match start_on(options, layout, listener, inner_listener, story, &pki, &serving_identity, token_key, &netns, &etcd).await {
+    match start_on(options, layout, listener, inner_listener, story, &pki, &serving_identity, token_key, &netns, &etcd)
+        .await
+    {
         Ok((server, client, rest)) => {
             let (tasks, serving, controller_tasks, controllers, agents) = rest;
             Ok(Running {
-                pki, admin, etcd, server: Some(server), client, tasks, serving, controller_tasks, controllers, agents,
+                pki,
+                admin,
+                etcd,
+                server: Some(server),
+                client,
+                tasks,
+                serving,
+                controller_tasks,
+                controllers,
+                agents,
             })
         }
         Err(error) => {
@@ -308,7 +331,9 @@ async fn start_on(
             mirrors: options.mirrors.clone(),
             otlp_endpoint: options.otlp_endpoint.clone(),
             use_emulation: options.use_emulation,
-            log_filter: std::env::var("VIRTFOLD_LOG").unwrap_or_else(|_| "info".into()),
+            // What a client says of a server that is away is said by who asked.
+            log_filter: std::env::var("VIRTFOLD_LOG")
+                .unwrap_or_else(|_| "info,kube_client::client::builder=off".into()),
             node,
         };
         tasks.spawn(agents::keep(config, agents.clone()));
@@ -316,7 +341,8 @@ async fn start_on(
     for surplus in (u16::from(options.nodes) + 1..=100).filter_map(|n| u8::try_from(n).ok()) {
         let node = layout.node(surplus);
         if node.pid_file().exists() {
-            story.say(&format!("{} is not among the {} nodes any more; its agent is stopped", node.name, options.nodes));
+            story
+                .say(&format!("{} is not among the {} nodes any more; its agent is stopped", node.name, options.nodes));
             agents::stop(&node).await;
         }
     }

@@ -22,19 +22,23 @@ pub async fn connect(target: &Target) -> anyhow::Result<Cluster> {
     let options = KubeConfigOptions { context: target.context.clone(), ..KubeConfigOptions::default() };
     let kubeconfig = match &target.kubeconfig {
         Some(file) => Kubeconfig::read_from(file).with_context(|| format!("cannot read {}", file.display()))?,
-        None if std::env::var_os("KUBECONFIG").is_some_and(|v| !v.is_empty()) => {
-            Kubeconfig::from_env().context("cannot read KUBECONFIG")?.ok_or_else(|| anyhow!("KUBECONFIG names no file"))?
-        }
+        None if std::env::var_os("KUBECONFIG").is_some_and(|v| !v.is_empty()) => Kubeconfig::from_env()
+            .context("cannot read KUBECONFIG")?
+            .ok_or_else(|| anyhow!("KUBECONFIG names no file"))?,
         None => {
             let home = std::env::var_os("HOME").map(PathBuf::from).unwrap_or_default().join(".kube/config");
             let local = PathBuf::from(DATA).join("kubeconfig");
             let file = [home.clone(), local].into_iter().find(|f| f.exists()).ok_or_else(|| {
-                anyhow!("no cluster: set KUBECONFIG or --kubeconfig (neither {} nor {DATA}/kubeconfig exists)", home.display())
+                anyhow!(
+                    "no cluster: set KUBECONFIG or --kubeconfig (neither {} nor {DATA}/kubeconfig exists)",
+                    home.display()
+                )
             })?;
             Kubeconfig::read_from(&file).with_context(|| format!("cannot read {}", file.display()))?
         }
     };
-    let mut config = Config::from_custom_kubeconfig(kubeconfig, &options).await.context("the kubeconfig is not usable")?;
+    let mut config =
+        Config::from_custom_kubeconfig(kubeconfig, &options).await.context("the kubeconfig is not usable")?;
     config.connect_timeout = Some(std::time::Duration::from_secs(5));
     config.default_retry = false;
     let namespace = target.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());

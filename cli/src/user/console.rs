@@ -83,9 +83,8 @@ async fn attach(socket: Socket, terminal: bool) -> anyhow::Result<()> {
     let mut buffer = vec![0; 4096];
     let mut reading = true;
     loop {
-        let quiet = async {
-            if reading || terminal { std::future::pending().await } else { tokio::time::sleep(QUIET).await }
-        };
+        let quiet =
+            async { if reading || terminal { std::future::pending().await } else { tokio::time::sleep(QUIET).await } };
         tokio::select! {
             read = input.read(&mut buffer), if reading => {
                 let bytes = buffer.get(..read?).unwrap_or_default();

@@ -45,7 +45,8 @@ pub async fn vnc(options: args::Vnc) -> anyhow::Result<u8> {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, options.port));
     let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
     let port = listener.local_addr()?.port();
-    let viewer = ["remote-viewer", "vncviewer", "xtigervncviewer"].iter().find_map(|v| embedded::procs::find_program(v));
+    let viewer =
+        ["remote-viewer", "vncviewer", "xtigervncviewer"].iter().find_map(|v| embedded::procs::find_program(v));
     if options.proxy_only {
         println!("{{\"port\":{port}}}");
         serve(listener, cluster.client, path).await;
@@ -56,7 +57,11 @@ pub async fn vnc(options: args::Vnc) -> anyhow::Result<u8> {
         serve(listener, cluster.client, path).await;
         return Ok(0);
     };
-    let argument = if viewer.ends_with("remote-viewer") { format!("vnc://127.0.0.1:{port}") } else { format!("127.0.0.1::{port}") };
+    let argument = if viewer.ends_with("remote-viewer") {
+        format!("vnc://127.0.0.1:{port}")
+    } else {
+        format!("127.0.0.1::{port}")
+    };
     let mut child = tokio::process::Command::new(&viewer)
         .arg(argument)
         .stdout(Stdio::null())

@@ -27,7 +27,7 @@ pub fn run(command: Command) -> anyhow::Result<u8> {
             Command::Unpause(options) => verbs::pause(options, false).await,
             Command::Crds(options) => output::definitions(options.output),
             Command::Version(options) => version::run(options).await,
-            _ => unreachable!("handled by main"),
+            other => anyhow::bail!("{other:?} is not a command of users"),
         }
     });
     // A thread may still wait for the keyboard.

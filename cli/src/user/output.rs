@@ -37,7 +37,13 @@ pub fn colour(status: &str) -> String {
     let code = match status {
         "Running" | "True" => 32,
         "Stopped" | "Succeeded" | "Paused" => 2,
-        "Starting" | "Stopping" | "Provisioning" | "WaitingForVolumeBinding" | "Pending" | "Scheduling" | "Scheduled" => 33,
+        "Starting"
+        | "Stopping"
+        | "Provisioning"
+        | "WaitingForVolumeBinding"
+        | "Pending"
+        | "Scheduling"
+        | "Scheduled" => 33,
         _ => 31,
     };
     format!("\x1b[{code}m{status}\x1b[0m")
@@ -48,7 +54,17 @@ pub fn table(head: &[&str], rows: &[Vec<String>]) -> std::io::Result<()> {
     let visible = |text: &str| {
         // Colour codes take no room.
         let mut inside = false;
-        text.chars().filter(|c| { let was = inside; match c { '\x1b' => inside = true, 'm' if inside => inside = false, _ => {} } !was && *c != '\x1b' }).count()
+        text.chars()
+            .filter(|c| {
+                let was = inside;
+                match c {
+                    '\x1b' => inside = true,
+                    'm' if inside => inside = false,
+                    _ => {}
+                }
+                !was && *c != '\x1b'
+            })
+            .count()
     };
     let mut widths: Vec<usize> = head.iter().map(|h| h.len()).collect();
     for row in rows {

@@ -50,7 +50,12 @@ fn waits_for(vm: Option<&Value>, vmi: Option<&Value>) -> String {
         objects.iter().flatten().filter_map(move |o| condition(o, kind).filter(|c| text(c, "/status") == *bad))
     });
     let line = |c: &Value| {
-        [text(c, "/reason"), text(c, "/message")].iter().filter(|s| !s.is_empty()).copied().collect::<Vec<_>>().join(": ")
+        [text(c, "/reason"), text(c, "/message")]
+            .iter()
+            .filter(|s| !s.is_empty())
+            .copied()
+            .collect::<Vec<_>>()
+            .join(": ")
     };
     found.find_map(|c| Some(line(c)).filter(|l| !l.is_empty())).unwrap_or_default()
 }
@@ -153,7 +158,10 @@ async fn one(client: &Client, namespace: &str, name: &str, kind: Kind, output: O
         ("Waits for", waits_for(vm.as_ref(), vmi.as_ref())),
     ];
     for interface in instance["status"]["interfaces"].as_array().into_iter().flatten() {
-        lines.push(("Interface", format!("{} {} {}", text(interface, "/name"), text(interface, "/mac"), text(interface, "/ipAddress"))));
+        lines.push((
+            "Interface",
+            format!("{} {} {}", text(interface, "/name"), text(interface, "/mac"), text(interface, "/ipAddress")),
+        ));
     }
     for (label, value) in lines.iter().filter(|(_, value)| !value.trim().is_empty()) {
         println!("{:<12} {value}", format!("{label}:"));

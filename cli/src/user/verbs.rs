@@ -6,11 +6,8 @@ use super::cluster::{Cluster, Kind, Machine, connect, machine, plain};
 use crate::args;
 
 async fn put(cluster: &Cluster, kind: Kind, name: &str, verb: &str, body: &Value) -> anyhow::Result<()> {
-    let path = format!(
-        "/apis/subresources.kubevirt.io/v1/namespaces/{}/{}/{name}/{verb}",
-        cluster.namespace,
-        kind.plural()
-    );
+    let path =
+        format!("/apis/subresources.kubevirt.io/v1/namespaces/{}/{}/{name}/{verb}", cluster.namespace, kind.plural());
     let request = http::Request::put(path)
         .header(http::header::CONTENT_TYPE, "application/json")
         .body(serde_json::to_vec(body)?)?;

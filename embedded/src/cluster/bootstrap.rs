@@ -42,7 +42,18 @@ fn user_role(into: &str, verbs: &[&str], subresources: &[&str], subresource_verb
     let mut role = cluster_role(
         &format!("kubevirt.io:{into}"),
         &[
-            rule(&["kubevirt.io", "instancetype.kubevirt.io", "snapshot.kubevirt.io", "clone.kubevirt.io", "pool.kubevirt.io", "export.kubevirt.io"], &["*"], verbs),
+            rule(
+                &[
+                    "kubevirt.io",
+                    "instancetype.kubevirt.io",
+                    "snapshot.kubevirt.io",
+                    "clone.kubevirt.io",
+                    "pool.kubevirt.io",
+                    "export.kubevirt.io",
+                ],
+                &["*"],
+                verbs,
+            ),
             rule(&["subresources.kubevirt.io"], subresources, subresource_verbs),
         ],
     );
@@ -66,15 +77,30 @@ pub fn objects() -> Vec<Value> {
     let write = ["create", "delete", "deletecollection", "patch", "update"];
     let all: Vec<&str> = READ.iter().chain(&write).copied().collect();
     let views = [
-        "virtualmachines/expand-spec", "virtualmachineinstances/guestosinfo", "virtualmachineinstances/filesystemlist",
-        "virtualmachineinstances/userlist", "virtualmachineinstances/objectgraph", "virtualmachines/objectgraph",
+        "virtualmachines/expand-spec",
+        "virtualmachineinstances/guestosinfo",
+        "virtualmachineinstances/filesystemlist",
+        "virtualmachineinstances/userlist",
+        "virtualmachineinstances/objectgraph",
+        "virtualmachines/objectgraph",
     ];
     let edits = [
-        "virtualmachineinstances/pause", "virtualmachineinstances/unpause", "virtualmachineinstances/addvolume",
-        "virtualmachineinstances/removevolume", "virtualmachineinstances/freeze", "virtualmachineinstances/unfreeze",
-        "virtualmachineinstances/softreboot", "virtualmachineinstances/reset", "virtualmachines/start",
-        "virtualmachines/stop", "virtualmachines/restart", "virtualmachines/addvolume", "virtualmachines/removevolume",
-        "virtualmachines/memorydump", "virtualmachines/portforward", "virtualmachineinstances/portforward",
+        "virtualmachineinstances/pause",
+        "virtualmachineinstances/unpause",
+        "virtualmachineinstances/addvolume",
+        "virtualmachineinstances/removevolume",
+        "virtualmachineinstances/freeze",
+        "virtualmachineinstances/unfreeze",
+        "virtualmachineinstances/softreboot",
+        "virtualmachineinstances/reset",
+        "virtualmachines/start",
+        "virtualmachines/stop",
+        "virtualmachines/restart",
+        "virtualmachines/addvolume",
+        "virtualmachines/removevolume",
+        "virtualmachines/memorydump",
+        "virtualmachines/portforward",
+        "virtualmachineinstances/portforward",
     ];
     let streams =
         ["virtualmachineinstances/console", "virtualmachineinstances/vnc", "virtualmachineinstances/vnc/screenshot"];
@@ -113,8 +139,16 @@ pub fn objects() -> Vec<Value> {
         cluster_role(
             "virtfold:gateway",
             &[
-                rule(&["kubevirt.io"], &["virtualmachines", "virtualmachineinstances"], &["get", "list", "watch", "patch"]),
-                rule(&["kubevirt.io"], &["virtualmachines/status", "virtualmachineinstances/status"], &["patch", "update"]),
+                rule(
+                    &["kubevirt.io"],
+                    &["virtualmachines", "virtualmachineinstances"],
+                    &["get", "list", "watch", "patch"],
+                ),
+                rule(
+                    &["kubevirt.io"],
+                    &["virtualmachines/status", "virtualmachineinstances/status"],
+                    &["patch", "update"],
+                ),
                 rule(&["kubevirt.io", "instancetype.kubevirt.io"], &["*"], &READ),
                 rule(&[""], &["pods", "nodes", "namespaces", "persistentvolumeclaims"], &READ),
                 rule(&["authorization.k8s.io"], &["subjectaccessreviews"], &["create"]),

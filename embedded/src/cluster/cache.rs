@@ -45,11 +45,7 @@ impl<K> Cache<K> {
     /// An empty cache; [`Cache::fill`] fills it.
     #[must_use]
     pub fn new() -> Self {
-        Self(Arc::new(Inner {
-            objects: RwLock::default(),
-            wakes: RwLock::default(),
-            ready: watch::Sender::new(false),
-        }))
+        Self(Arc::new(Inner { objects: RwLock::default(), wakes: RwLock::default(), ready: watch::Sender::new(false) }))
     }
 
     /// Whoever waits on `wake` is woken at each change.

@@ -42,7 +42,9 @@ pub struct Claims {
     said: std::collections::BTreeMap<String, String>,
 }
 
-fn storage(spec: Option<&std::collections::BTreeMap<String, k8s_openapi::apimachinery::pkg::api::resource::Quantity>>) -> i128 {
+fn storage(
+    spec: Option<&std::collections::BTreeMap<String, k8s_openapi::apimachinery::pkg::api::resource::Quantity>>,
+) -> i128 {
     spec.and_then(|m| m.get("storage")).and_then(|q| Quantity::parse(&q.0)).map_or(0, Quantity::whole)
 }
 
@@ -58,16 +60,17 @@ fn class_of(claim: &PersistentVolumeClaim) -> &str {
     claim.spec.as_ref().and_then(|s| s.storage_class_name.as_deref()).unwrap_or(CLASS)
 }
 
-fn phase<'a>(status: Option<&'a String>) -> &'a str {
+fn phase(status: Option<&String>) -> &str {
     status.map_or("", String::as_str)
 }
 
 /// Whether a volume may serve a claim that nobody has tied to another.
 fn fits(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
     let (Some(have), Some(want)) = (volume.spec.as_ref(), claim.spec.as_ref()) else { return false };
-    let modes = want.access_modes.as_ref().is_none_or(|modes| {
-        modes.iter().all(|m| have.access_modes.as_ref().is_some_and(|h| h.contains(m)))
-    });
+    let modes = want
+        .access_modes
+        .as_ref()
+        .is_none_or(|modes| modes.iter().all(|m| have.access_modes.as_ref().is_some_and(|h| h.contains(m))));
     let mode = |m: Option<&String>| m.map_or("Filesystem".to_owned(), Clone::clone);
     modes
         && volume.metadata.deletion_timestamp.is_none()
@@ -145,7 +148,8 @@ impl Claims {
             return Ok(None);
         };
         if class.provisioner != PROVISIONER {
-            let text = format!("waiting for a volume to be created by the external provisioner '{}'", class.provisioner);
+            let text =
+                format!("waiting for a volume to be created by the external provisioner '{}'", class.provisioner);
             self.say(claim, false, "ExternalProvisioning", text);
             return Ok(None);
         }
@@ -159,14 +163,18 @@ impl Claims {
             self.say(claim, true, "ProvisioningFailed", text);
             return Ok(None);
         }
-        self.provision(claim, &class).await
+        Box::pin(self.provision(claim, &class)).await
     }
 
     fn has_consumer(&self, claim: &PersistentVolumeClaim) -> bool {
         self.caches.pods.all().iter().any(|pod| uses(pod, claim))
     }
 
-    async fn provision(&mut self, claim: &PersistentVolumeClaim, class: &StorageClass) -> Result<Option<Duration>, kube::Error> {
+    async fn provision(
+        &mut self,
+        claim: &PersistentVolumeClaim,
+        class: &StorageClass,
+    ) -> Result<Option<Duration>, kube::Error> {
         let namespace = claim.namespace().unwrap_or_default();
         let (name, uid) = (claim.name_any(), claim.uid().unwrap_or_default());
         let bytes = u64::try_from(requested(claim)).unwrap_or(0);
@@ -381,7 +389,7 @@ impl Controller for Claims {
             } else if phase(claim.status.as_ref().and_then(|s| s.phase.as_ref())) == "Bound" {
                 Ok(None)
             } else {
-                self.bind(claim).await
+                Box::pin(self.bind(claim)).await
             };
             match result {
                 Ok(wait) => again = [again, wait].into_iter().flatten().min(),

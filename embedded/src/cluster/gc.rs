@@ -205,11 +205,11 @@ impl Graph {
             inner.ready.remove(&id);
         }
         for (id, served) in served {
-            if !inner.watched.contains_key(&id) {
+            inner.watched.entry(id.clone()).or_insert_with(|| {
                 let stop = stop.child_token();
-                tokio::spawn(self.clone().watch(id.clone(), served.clone(), stop.clone()));
-                inner.watched.insert(id, Watched { served, stop });
-            }
+                tokio::spawn(self.clone().watch(id, served.clone(), stop.clone()));
+                Watched { served, stop }
+            });
         }
         Ok(())
     }
@@ -319,7 +319,8 @@ enum Owner {
 }
 
 fn judge(item: &Item, owners: &[(String, Owner)], has_dependents: bool) -> Verdict {
-    let of = |what: Owner| owners.iter().filter(|(_, o)| *o == what).map(|(uid, _)| uid.clone()).collect::<BTreeSet<_>>();
+    let of =
+        |what: Owner| owners.iter().filter(|(_, o)| *o == what).map(|(uid, _)| uid.clone()).collect::<BTreeSet<_>>();
     if owners.iter().any(|(_, o)| *o == Owner::Unknown) || (item.deleting && !item.waits_for_dependents()) {
         return Verdict::Keep;
     }
@@ -404,8 +405,7 @@ impl Collector {
     async fn release(&self, item: &Item, off: &BTreeSet<String>) -> Result<(), kube::Error> {
         let owners: Vec<_> = item.owners.iter().filter(|o| !off.contains(&o.uid)).collect();
         let owners = if owners.is_empty() { serde_json::Value::Null } else { json!(owners) };
-        let patch =
-            json!({"metadata": {"uid": item.uid, "resourceVersion": item.version, "ownerReferences": owners}});
+        let patch = json!({"metadata": {"uid": item.uid, "resourceVersion": item.version, "ownerReferences": owners}});
         self.patch(item, patch).await
     }
 
@@ -417,7 +417,10 @@ impl Collector {
 
     async fn delete(&self, item: &Item, policy: PropagationPolicy) -> Result<(), kube::Error> {
         tracing::info!(
-            kind = item.resource.resource.kind, namespace = item.namespace, name = item.name, ?policy,
+            kind = item.resource.resource.kind,
+            namespace = item.namespace,
+            name = item.name,
+            ?policy,
             "deleting what has no owner any more"
         );
         let params = DeleteParams {

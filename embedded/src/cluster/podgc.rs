@@ -34,8 +34,7 @@ impl PodGc {
 
     async fn remove(&self, pod: &Pod, why: Option<&str>) -> Result<(), kube::Error> {
         let api: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace().unwrap_or_default());
-        let final_phase =
-            matches!(pod.status.as_ref().and_then(|s| s.phase.as_deref()), Some("Succeeded" | "Failed"));
+        let final_phase = matches!(pod.status.as_ref().and_then(|s| s.phase.as_deref()), Some("Succeeded" | "Failed"));
         if let (Some(why), false) = (why, final_phase) {
             let condition = json!({
                 "type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC", "message": why,

@@ -38,8 +38,7 @@ async fn world() -> World {
 
 impl World {
     async fn send(&self, method: &str, path: &str, body: Value) -> Result<Value, kube::Error> {
-        let kind =
-            if method == "PATCH" { "application/merge-patch+json" } else { "application/json" };
+        let kind = if method == "PATCH" { "application/merge-patch+json" } else { "application/json" };
         let request = http::Request::builder().method(method).uri(path).header("content-type", kind);
         let body = if body.is_null() { Vec::new() } else { serde_json::to_vec(&body).unwrap() };
         self.client.request(request.body(body).unwrap()).await
@@ -97,11 +96,16 @@ const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 #[tokio::test]
 async fn a_pod_waits_with_a_reason_until_a_node_and_its_volume_are_there() {
     let world = world().await;
-    world.create(PODS, pod("a", json!({"volumes": [{"name": "d", "persistentVolumeClaim": {"claimName": "data"}}]}))).await;
+    world
+        .create(PODS, pod("a", json!({"volumes": [{"name": "d", "persistentVolumeClaim": {"claimName": "data"}}]})))
+        .await;
     let message = |text: &'static str| {
-        move |p: &Value| p["status"]["conditions"].as_array().is_some_and(|c| {
-            c.iter().any(|c| c["type"] == "PodScheduled" && c["message"].as_str().unwrap_or_default().contains(text))
-        })
+        move |p: &Value| {
+            p["status"]["conditions"].as_array().is_some_and(|c| {
+                c.iter()
+                    .any(|c| c["type"] == "PodScheduled" && c["message"].as_str().unwrap_or_default().contains(text))
+            })
+        }
     };
     let one = format!("{PODS}/a");
     world.until(&one, "unschedulable", message("no nodes available")).await;

@@ -144,7 +144,14 @@ impl NodeView {
         let prefers = pod
             .spec
             .as_ref()
-            .and_then(|s| s.affinity.as_ref()?.node_affinity.as_ref()?.preferred_during_scheduling_ignored_during_execution.as_ref())
+            .and_then(|s| {
+                s.affinity
+                    .as_ref()?
+                    .node_affinity
+                    .as_ref()?
+                    .preferred_during_scheduling_ignored_during_execution
+                    .as_ref()
+            })
             .into_iter()
             .flatten()
             .filter(|p| term(&p.preference, &self.node))
@@ -190,7 +197,13 @@ fn term(term: &NodeSelectorTerm, node: &Node) -> bool {
         "Gt" | "Lt" => {
             let number = |s: Option<&String>| s.and_then(|s| s.parse::<i64>().ok());
             match (number(have), number(values.first())) {
-                (Some(have), Some(want)) => if operator == "Gt" { have > want } else { have < want },
+                (Some(have), Some(want)) => {
+                    if operator == "Gt" {
+                        have > want
+                    } else {
+                        have < want
+                    }
+                }
                 _ => false,
             }
         }
@@ -230,7 +243,9 @@ pub fn choose(pod: &Pod, nodes: &[NodeView], volumes: Volumes<'_>) -> Result<Str
         return Err("no nodes available to schedule pods".into());
     }
     if let Err(why) = claims(pod, volumes) {
-        return Err(format!("0/{total} nodes are available: {why}. preemption: 0/{total} nodes are available: {total} Preemption is not helpful for scheduling."));
+        return Err(format!(
+            "0/{total} nodes are available: {why}. preemption: 0/{total} nodes are available: {total} Preemption is not helpful for scheduling."
+        ));
     }
     let request = Amounts::of(pod);
     let mut reasons: BTreeMap<String, usize> = BTreeMap::new();
@@ -272,7 +287,8 @@ mod tests {
     use serde_json::{Value, json};
 
     fn pod(spec: Value) -> Pod {
-        let mut all = json!({"containers": [{"name": "c", "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}}}]});
+        let mut all =
+            json!({"containers": [{"name": "c", "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}}}]});
         for (key, value) in spec.as_object().unwrap() {
             all[key] = value.clone();
         }

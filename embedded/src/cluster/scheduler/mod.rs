@@ -99,7 +99,7 @@ impl Scheduler {
         let since = old
             .filter(|c| c.status == "False")
             .and_then(|c| c.last_transition_time.clone())
-            .map_or_else(|| jiff::Timestamp::now(), |t| t.0);
+            .map_or_else(jiff::Timestamp::now, |t| t.0);
         let mut all: Vec<_> = conditions
             .iter()
             .filter(|c| c.type_ != "PodScheduled")
@@ -140,24 +140,26 @@ impl Controller for Scheduler {
         let volumes: Volumes<'_> = &|namespace, claim| claims.get(namespace, claim);
         let mut failed = None;
         for pod in pods {
-            let result = if pod.spec.as_ref().is_some_and(|s| s.scheduling_gates.as_ref().is_some_and(|g| !g.is_empty())) {
-                self.refuse(&pod, "SchedulingGated", "Scheduling is blocked due to non-empty scheduling gates").await
-            } else {
-                match fit::choose(&pod, &views, volumes) {
-                    Ok(node) => {
-                        let bound = self.bind(&pod, &node).await;
-                        if bound.is_ok() {
-                            let amounts = Amounts::of(&pod);
-                            if let Some(view) = views.iter_mut().find(|v| v.name() == node) {
-                                view.take_amounts(&amounts);
+            let result =
+                if pod.spec.as_ref().is_some_and(|s| s.scheduling_gates.as_ref().is_some_and(|g| !g.is_empty())) {
+                    self.refuse(&pod, "SchedulingGated", "Scheduling is blocked due to non-empty scheduling gates")
+                        .await
+                } else {
+                    match fit::choose(&pod, &views, volumes) {
+                        Ok(node) => {
+                            let bound = self.bind(&pod, &node).await;
+                            if bound.is_ok() {
+                                let amounts = Amounts::of(&pod);
+                                if let Some(view) = views.iter_mut().find(|v| v.name() == node) {
+                                    view.take_amounts(&amounts);
+                                }
+                                self.assumed.insert(pod.uid().unwrap_or_default(), (node, amounts, Instant::now()));
                             }
-                            self.assumed.insert(pod.uid().unwrap_or_default(), (node, amounts, Instant::now()));
+                            bound
                         }
-                        bound
+                        Err(message) => self.refuse(&pod, "Unschedulable", &message).await,
                     }
-                    Err(message) => self.refuse(&pod, "Unschedulable", &message).await,
-                }
-            };
+                };
             match result {
                 Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
                 Err(error) => failed = Some(error),
