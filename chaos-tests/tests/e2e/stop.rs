@@ -32,14 +32,17 @@ fn a_guest_that_powers_itself_off_has_succeeded() -> Result<()> {
     e2e!();
     let (_turn, cluster) = shared()?;
     let once = Vm::running(cluster, &vm("stop-once").run("Once"))?;
-    once.shell()?.send("poweroff -f\r")?;
+    // Held until the guest is off: who leaves a console may take unsent bytes along.
+    let mut console = once.shell()?;
+    console.send("poweroff -f\r")?;
     once.wait_phase("Succeeded", START)?;
     once.wait_printable("Stopped", START)?;
     once.delete()?;
 
     let always = Vm::running(cluster, &vm("stop-always"))?;
     let before = always.parts()?;
-    always.shell()?.send("poweroff -f\r")?;
+    let mut console = always.shell()?;
+    console.send("poweroff -f\r")?;
     always.wait_vmi("a new instance that runs", START, |vmi| {
         (vmi["metadata"]["uid"] != before.vmi_uid.as_str() && vmi["status"]["phase"] == "Running").then_some(())
     })?;

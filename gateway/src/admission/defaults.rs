@@ -83,20 +83,25 @@ fn network(spec: &mut Value) {
     }
 }
 
-fn disks(spec: &mut Value) {
-    let devices = ["domain", "devices"];
+/// Index and name of each volume that nothing in the machine shows; it gets a disk.
+pub(super) fn volumes_without_disk(spec: &Value) -> Vec<(usize, &str)> {
     let taken: Vec<&str> = ["disks", "filesystems"]
         .iter()
-        .flat_map(|kind| items(get(spec, &devices), &[kind]))
+        .flat_map(|kind| items(get(spec, &["domain", "devices"]), &[kind]))
         .map(|d| text(d, &["name"]))
         .collect();
-    let missing: Vec<Value> = items(spec, &["volumes"])
+    items(spec, &["volumes"])
         .iter()
-        .filter(|v| v.get("memoryDump").is_none())
-        .map(|v| text(v, &["name"]))
-        .filter(|n| !n.is_empty() && !taken.contains(n))
-        .map(|n| json!({"name": n, "disk": {}}))
-        .collect();
+        .enumerate()
+        .filter(|(_, v)| v.get("memoryDump").is_none())
+        .map(|(i, v)| (i, text(v, &["name"])))
+        .filter(|(_, n)| !n.is_empty() && !taken.contains(n))
+        .collect()
+}
+
+fn disks(spec: &mut Value) {
+    let missing: Vec<Value> =
+        volumes_without_disk(spec).into_iter().map(|(_, n)| json!({"name": n, "disk": {}})).collect();
     if !missing.is_empty() {
         match at(spec, &["domain", "devices", "disks"]) {
             Value::Array(all) => all.extend(missing),
