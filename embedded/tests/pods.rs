@@ -438,7 +438,16 @@ async fn a_launcher_is_confined_has_its_volumes_and_ends_with_its_message() {
     assert_eq!(now["status"]["hostIP"], "10.244.1.1");
     assert!(log.contains(" 10.244.1.2/16"), "{log}");
     // Its network, from the cluster's side.
-    let mut stream = machine.places.netns("cluster").dial("10.244.1.2:7000".parse().unwrap()).await.unwrap();
+    let (cluster, server) = (machine.places.netns("cluster"), "10.244.1.2:7000".parse().unwrap());
+    let start = std::time::Instant::now();
+    let mut stream = loop {
+        // The script says "up" before its server listens.
+        match cluster.dial(server).await {
+            Ok(stream) => break stream,
+            Err(e) => assert!(start.elapsed() < Duration::from_secs(20), "{e}"),
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
     let mut text = String::new();
     tokio::io::AsyncReadExt::read_to_string(&mut stream, &mut text).await.unwrap();
     assert_eq!(text, "hello\n");

@@ -217,6 +217,11 @@ pub(super) async fn renew(client: &Client, node: &Node) -> Result<(), kube::Erro
     let spec = json!({"holderIdentity": name, "leaseDurationSeconds": LEASE_SECONDS, "renewTime": time});
     match leases.patch(&name, &PatchParams::default(), &Patch::Merge(json!({"spec": spec}))).await {
         Err(kube::Error::Api(status)) if status.code == 404 => {
+            let nodes: Api<Node> = Api::all(client.clone());
+            if nodes.get_opt(&name).await?.and_then(|n| n.metadata.uid) != node.metadata.uid {
+                // Somebody removed the node: it stays away until its runner starts again.
+                return Ok(());
+            }
             let lease = json!({
                 "metadata": {"name": name, "namespace": LEASES, "ownerReferences": [
                     {"apiVersion": "v1", "kind": "Node", "name": name, "uid": node.metadata.uid}]},
