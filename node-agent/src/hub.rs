@@ -53,7 +53,11 @@ pub(crate) enum Msg {
     Opened(Opened, oneshot::Sender<()>),
     Down(u64, ControllerMessage),
     Closed(u64),
-    Route { vmi: VmiUid, pod: PodUid, reply: oneshot::Sender<Routed> },
+    Route {
+        vmi: VmiUid,
+        pod: PodUid,
+        reply: oneshot::Sender<Routed>,
+    },
     /// Something that a cell asked for ended.
     Back(PodUid, Input),
     /// The pod's network, with the input that says so.
@@ -370,7 +374,9 @@ impl Hub {
                     let missing: Vec<PodUid> = self
                         .slots
                         .iter()
-                        .filter(|(_, s)| s.pod.as_ref().is_some_and(|p| !self.vmis.contains_key(&VmiUid(p.vmi_uid.clone()))))
+                        .filter(|(_, s)| {
+                            s.pod.as_ref().is_some_and(|p| !self.vmis.contains_key(&VmiUid(p.vmi_uid.clone())))
+                        })
                         .map(|(p, _)| p.clone())
                         .collect();
                     for pod in missing {
@@ -407,7 +413,9 @@ impl Hub {
                 let _ = reply.send(self.route(&vmi, &pod));
             }
             Msg::Back(pod, input) => {
-                if let (Input::UnpausedWritten { unpaused, done: true }, Some(slot)) = (&input, self.slots.get_mut(&pod)) {
+                if let (Input::UnpausedWritten { unpaused, done: true }, Some(slot)) =
+                    (&input, self.slots.get_mut(&pod))
+                {
                     slot.record.unpaused = Some(*unpaused);
                     self.save(&pod).await;
                 }
@@ -529,7 +537,7 @@ impl Hub {
                 slot.traceparent = i.traceparent;
                 let facts: Option<VmiFacts> = vmi.as_ref().map(|v| v.facts.clone());
                 let input = Input::Instructed { session, epoch: Epoch(i.epoch), instruction, vmi: facts };
-                self.introduce(&pod).await;
+                self.introduce(&pod);
                 match &vmi {
                     Some(vmi) => self.step_vmi(&pod, vmi, input).await,
                     None => self.step(&pod, input).await,
@@ -549,10 +557,11 @@ impl Hub {
     }
 
     /// A cell that was made after the session opened learns of it.
-    async fn introduce(&mut self, pod: &PodUid) {
+    fn introduce(&mut self, pod: &PodUid) {
         let Some((session, epoch)) = self.session.as_ref().map(|s| (s.session, s.epoch)) else { return };
         if self.slots.get(pod).is_some_and(|s| s.cell.session() != Some(session)) {
-            self.step(pod, Input::SessionOpened { session, epoch }).await;
+            // Nothing follows from it: the cell has nothing to tell yet, and what it is for comes next.
+            self.step_later(pod, Input::SessionOpened { session, epoch });
         }
     }
 }

@@ -225,10 +225,9 @@ fn make(rules: &str) -> Result<Made, Error> {
     ip(&["link", "set", TAP, "mtu", &mtu_text, "master", BRIDGE, "up"])?;
     ip(&["link", "set", BRIDGE, "up"])?;
     // What a guest on the bridge sends to 127.0.0.1 stays here: only what the pod itself sends there is meant.
-    for (key, value) in [
-        ("net/ipv4/ip_forward", "1".to_owned()),
-        (&format!("net/ipv4/conf/{BRIDGE}/route_localnet"), "1".to_owned()),
-    ] {
+    for (key, value) in
+        [("net/ipv4/ip_forward", "1".to_owned()), (&format!("net/ipv4/conf/{BRIDGE}/route_localnet"), "1".to_owned())]
+    {
         let path = format!("/proc/sys/{key}");
         std::fs::write(&path, value).map_err(io_error(format!("writing {path}")))?;
     }
@@ -347,7 +346,7 @@ mod tests {
         let pod = json!([{"name": "default", "pod": {}}]);
         assert_eq!(of(json!([]), json!([])), Ok(None));
         let usual = of(json!([{"name": "default", "masquerade": {}}]), pod.clone()).unwrap().unwrap();
-        assert_eq!((usual.network.as_str(), usual.mac.as_str()), ("default", "02:00:00:1f:2c:ac"), "frozen");
+        assert_eq!((usual.network.as_str(), usual.mac.as_str()), ("default", "02:00:00:be:b5:5e"), "frozen");
         let ports = json!([{"name": "default", "masquerade": {}, "macAddress": "de:ad:00:00:be:ef",
                             "ports": [{"port": 80}, {"port": 53, "protocol": "UDP"}]}]);
         let card = of(ports, pod.clone()).unwrap().unwrap();
@@ -357,7 +356,11 @@ mod tests {
             (json!([{"name": "x", "masquerade": {}}]), pod.clone(), "interfaces[0]: only the pod network"),
             (json!([{"name": "m", "masquerade": {}}]), json!([{"name": "m", "multus": {}}]), "only the pod network"),
             (json!([{"name": "default", "masquerade": {}, "ports": [{"port": 0}]}]), pod.clone(), "ports"),
-            (json!([{"name": "default", "masquerade": {}, "ports": [{"port": 1, "protocol": "SCTP"}]}]), pod.clone(), "ports"),
+            (
+                json!([{"name": "default", "masquerade": {}, "ports": [{"port": 1, "protocol": "SCTP"}]}]),
+                pod.clone(),
+                "ports",
+            ),
             (json!([{"masquerade": {}}]), pod.clone(), "name: is missing"),
             (
                 json!([{"name": "default", "masquerade": {}}, {"name": "default", "masquerade": {}}]),

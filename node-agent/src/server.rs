@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use futures::Stream;
 use proto::agent::node_agent_server::NodeAgent;
-use proto::agent::{AgentMessage, ControllerMessage, HelloReply, StreamChunk, VerbReply, VerbRequest, agent_message, controller_message};
+use proto::agent::{
+    AgentMessage, ControllerMessage, HelloReply, StreamChunk, VerbReply, VerbRequest, agent_message, controller_message,
+};
 use state::agent::session::{admit, admit_by_lease};
 use state::agent::{Admission, Hello, Memory};
 use state::{Epoch, PodUid, VmiUid};
@@ -102,7 +104,10 @@ impl Service {
 impl NodeAgent for Service {
     type SessionStream = Outgoing<AgentMessage>;
 
-    async fn session(&self, request: Request<Streaming<ControllerMessage>>) -> Result<Response<Self::SessionStream>, Status> {
+    async fn session(
+        &self,
+        request: Request<Streaming<ControllerMessage>>,
+    ) -> Result<Response<Self::SessionStream>, Status> {
         caller(&request, CONTROLLER)?;
         let mut incoming = request.into_inner();
         let first = tokio::time::timeout(limits::HELLO, incoming.message())
@@ -165,7 +170,8 @@ impl NodeAgent for Service {
             let _ = hub.send(Msg::Closed(session)).await;
         });
         // The end of the stream is the end of the session, for the controller too.
-        let outgoing = futures::StreamExt::take_until(ReceiverStream::new(outgoing).map(Ok), stop.clone().cancelled_owned());
+        let outgoing =
+            futures::StreamExt::take_until(ReceiverStream::new(outgoing).map(Ok), stop.clone().cancelled_owned());
         let guard = EndsWithStream(stop);
         Ok(Response::new(Box::pin(outgoing.map(move |m| {
             let _ = &guard;

@@ -83,9 +83,9 @@ impl Streams {
         };
         let stop = agent_stop.child_token();
         let guard = self.enter(open, &stop)?;
-        let socket = sock::connect(share, name)
-            .await
-            .map_err(|e| Status::failed_precondition(format!("the {} of this machine cannot be reached: {e}", open.device)))?;
+        let socket = sock::connect(share, name).await.map_err(|e| {
+            Status::failed_precondition(format!("the {} of this machine cannot be reached: {e}", open.device))
+        })?;
         let (mut read, mut write) = socket.into_split();
         let (out, outgoing) = mpsc::channel(limits::CHUNKS);
         let (pod, device) = (open.pod_uid.clone(), open.device.clone());

@@ -2,7 +2,8 @@
 
 use proto::agent as wire;
 use state::domain::{
-    AckResult, Cause, Domain, DomainState, GuestFacts, InstructKind, Instruction, InterfaceFacts, OsInfo, Outcome, RefusalReason,
+    AckResult, Cause, Domain, DomainState, GuestFacts, InstructKind, Instruction, InterfaceFacts, OsInfo, Outcome,
+    RefusalReason,
 };
 use state::{Millis, ResourceVersion, Timestamp};
 
@@ -248,7 +249,11 @@ mod tests {
                     agent_version: "7".into(),
                     os: Some(wire::OsInfo { id: "debian".into(), ..wire::OsInfo::default() }),
                     hostname: "h".into(),
-                    interfaces: vec![wire::Interface { name: "default".into(), ips: vec!["10.0.0.1".into()], ..wire::Interface::default() }],
+                    interfaces: vec![wire::Interface {
+                        name: "default".into(),
+                        ips: vec!["10.0.0.1".into()],
+                        ..wire::Interface::default()
+                    }],
                     machine_type: "q35".into(),
                     fs_freeze_status: "thawed".into(),
                 }),
@@ -261,7 +266,15 @@ mod tests {
         }
         assert_eq!(domain(wire::Domain { state: 99, ..wire::Domain::default() }), None);
         for cause in 1..=7 {
-            let o = wire::Outcome { cause, exit: 137, seq: 4, message: "m".into(), namespace: "ns".into(), name: "n".into(), ..wire::Outcome::default() };
+            let o = wire::Outcome {
+                cause,
+                exit: 137,
+                seq: 4,
+                message: "m".into(),
+                namespace: "ns".into(),
+                name: "n".into(),
+                ..wire::Outcome::default()
+            };
             assert_eq!(to_outcome(&outcome(o.clone()), "ns", "n"), o);
         }
         for result in [AckResult::Accepted, AckResult::Done { detail: "d".into() }] {

@@ -88,7 +88,10 @@ impl Hub {
     fn prepare_network(&self, pod: &PodUid) {
         let Some(slot) = self.slots.get(pod) else { return };
         let (Some(facts), Some((_, raw)), client) = (slot.pod.clone(), slot.raw.clone(), slot.client.clone()) else {
-            return self.back_later(Msg::Network(pod.clone(), Err((RefusalReason::Failed, "the pod or its VMI is gone".into()))));
+            return self.back_later(Msg::Network(
+                pod.clone(),
+                Err((RefusalReason::Failed, "the pod or its VMI is gone".into())),
+            ));
         };
         let (uid, back) = (pod.clone(), self.back.clone());
         let (dns, search) = (self.shared.dns.clone(), self.shared.search_domain(&facts.namespace));
@@ -99,7 +102,8 @@ impl Hub {
                 // A launcher that has started owns the tap; it must not be taken from it.
                 if let Some(mut client) = client {
                     let info = within(limits::LAUNCHER, client.info(InfoRequest {})).await;
-                    let info = info.map_err(|s| (RefusalReason::Failed, format!("asking the launcher: {s}")))?.into_inner();
+                    let info =
+                        info.map_err(|s| (RefusalReason::Failed, format!("asking the launcher: {s}")))?.into_inner();
                     if info.domain.is_some_and(|d| d.state() != proto::agent::DomainState::Absent) {
                         return Ok(None);
                     }
@@ -107,7 +111,10 @@ impl Hub {
                 let place = Place { netns: facts.netns, share: facts.share_dir, ips: facts.ips, dns, search };
                 match tokio::time::timeout(limits::NETWORK, network::prepare(card, place)).await {
                     Ok(made) => made.map(Some).map_err(|e| (e.reason(), with_sources(&e))),
-                    Err(_) => Err((RefusalReason::Failed, format!("the pod's network was not ready within {:?}", limits::NETWORK))),
+                    Err(_) => Err((
+                        RefusalReason::Failed,
+                        format!("the pod's network was not ready within {:?}", limits::NETWORK),
+                    )),
                 }
             };
             let made = make.await;
@@ -179,7 +186,8 @@ impl Hub {
         let Some(facts) = self.slots.get(pod).and_then(|s| s.pod.clone()) else { return };
         let (uid, back, client) = (pod.clone(), self.back.clone(), self.shared.client.clone());
         tokio::spawn(async move {
-            let written = api::write_unpaused(&client, &facts.namespace, &facts.pod_name, &facts.pod_uid, unpaused).await;
+            let written =
+                api::write_unpaused(&client, &facts.namespace, &facts.pod_name, &facts.pod_uid, unpaused).await;
             if let Err(error) = &written {
                 tracing::warn!(%error, pod = facts.pod_name, "writing the pod's condition");
             }

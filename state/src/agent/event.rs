@@ -20,6 +20,7 @@ pub enum Confirmed {
 
 /// What can happen to an Agent cell.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(clippy::large_enum_variant, reason = "one at a time, never kept in bulk")]
 pub enum Input {
     /// The pod is on this node.
     PodObserved {
@@ -105,6 +106,7 @@ pub enum Input {
 
 /// What an Agent cell can ask for. Carried out in order.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(clippy::large_enum_variant, reason = "one at a time, never kept in bulk")]
 pub enum Command {
     /// Make the pod's network and hand it to the launcher; answered by [`Input::NetworkPrepared`].
     PrepareNetwork,
