@@ -1,5 +1,7 @@
 //! What an agent does on its own: downwards only, and never because something is missing.
 
+use std::sync::atomic::Ordering;
+
 use proto::agent::*;
 use serde_json::{Value, json};
 
@@ -20,15 +22,17 @@ async fn running() -> (World, Launcher) {
     (world, launcher)
 }
 
-/// A marker that comes after whatever went before: another VMI of this node, deleted, whose machine is shut down.
-async fn settle(world: &World) {
-    // Two rounds through the watch and the hub.
-    for n in 0..2 {
-        world.patch(VMI_PATH, json!({"metadata": {"annotations": {"test": n.to_string()}}})).await;
+/// The agent has read the VMI live for the nth time, and its hub has gone on since.
+async fn asked(world: &World, times: usize) {
+    eventually("a live read", async || world.reads.load(Ordering::Relaxed) >= times).await;
+    for _ in 0..3 {
         let (_session, inventory) = world.lead().await;
-        assert!(inventory.complete);
-        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        assert_eq!(inventory.domains[0].state(), DomainState::Running);
     }
+}
+
+fn stopped(launcher: &Launcher) -> bool {
+    launcher.order(InstructKind::Shutdown).is_some() || launcher.order(InstructKind::Kill).is_some()
 }
 
 #[tokio::test]
@@ -53,20 +57,20 @@ async fn a_vmi_that_is_seen_being_deleted_is_shut_down_within_its_grace() {
 async fn an_edited_label_an_emptied_status_and_a_lost_vmi_stop_nobody() {
     let (world, launcher) = running().await;
     world.patch(VMI_PATH, json!({"metadata": {"labels": {"kubevirt.io/nodeName": null}}})).await;
-    settle(&world).await;
-    world
-        .patch(
-            VMI_PATH,
-            json!({"metadata": {"labels": {"kubevirt.io/nodeName": NODE}}, "status": {"activePods": null}}),
-        )
-        .await;
-    settle(&world).await;
-    let spec = json!({"metadata": {"finalizers": [], "labels": {"kubevirt.io/nodeName": null}}});
-    world.patch(VMI_PATH, spec).await;
+    asked(&world, 1).await;
+    let patch = json!({"metadata": {"labels": {"kubevirt.io/nodeName": NODE}}, "status": {"activePods": null}});
+    let emptied = world.patch(VMI_PATH, patch).await;
+    let (mut session, _) = world.lead().await;
+    eventually("the watch shows it", async || {
+        session.instruct(InstructKind::Start, "s", &emptied).await;
+        matches!(session.ack("s").await, ack::Result::Refused(r) if r.rv_seen == emptied["metadata"]["resourceVersion"])
+    })
+    .await;
+    let unlabelled = json!({"metadata": {"finalizers": [], "labels": {"kubevirt.io/nodeName": null}}});
+    world.patch(VMI_PATH, unlabelled).await;
     world.request("DELETE", VMI_PATH, "application/json", &Value::Null).await.unwrap();
-    let (_session, _) = world.lead().await;
-    tokio::time::sleep(std::time::Duration::from_millis(300)).await;
-    assert_eq!(launcher.orders(), []);
+    asked(&world, 2).await;
+    assert!(!stopped(&launcher));
 }
 
 #[tokio::test]
@@ -85,13 +89,13 @@ async fn without_an_answer_of_the_api_server_nothing_is_destroyed() {
     world
         .patch(VMI_PATH, json!({"status": {"phase": "Failed"}, "metadata": {"labels": {"kubevirt.io/nodeName": null}}}))
         .await;
-    world.reachable.store(false, std::sync::atomic::Ordering::Relaxed);
+    world.reachable.store(false, Ordering::Relaxed);
     world.start().await;
     let mut session = world.hello(100, "A").await.unwrap();
     session.complete_inventory().await;
-    tokio::time::sleep(std::time::Duration::from_millis(300)).await;
-    assert_eq!(launcher.orders(), []);
+    eventually("some tries", async || world.lost.load(Ordering::Relaxed) > 6).await;
+    assert!(!stopped(&launcher));
     // It is not in the watch; a live read tells that it has ended.
-    world.reachable.store(true, std::sync::atomic::Ordering::Relaxed);
+    world.reachable.store(true, Ordering::Relaxed);
     eventually("destroyed", async || launcher.order(InstructKind::Kill).is_some()).await;
 }

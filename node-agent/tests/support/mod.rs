@@ -70,6 +70,10 @@ pub struct World {
     /// The API server answers the agent.
     pub reachable: Arc<AtomicBool>,
     pub probes: Arc<AtomicUsize>,
+    /// Live reads of the VMI by the agent.
+    pub reads: Arc<AtomicUsize>,
+    /// Requests of the agent that were not answered.
+    pub lost: Arc<AtomicUsize>,
     agent: Option<Agent>,
 }
 
@@ -103,6 +107,8 @@ impl World {
             pods: Arc::new(pods),
             reachable: Arc::new(AtomicBool::new(true)),
             probes: Arc::default(),
+            reads: Arc::default(),
+            lost: Arc::default(),
             agent: None,
         };
         world
@@ -200,11 +206,17 @@ impl World {
     /// The node's client, which can be cut off.
     fn client(&self) -> Client {
         let server = self.api.service(User::new("system:node:node-1", &["system:nodes"]));
-        let reachable = self.reachable.clone();
+        let (reachable, reads, lost) = (self.reachable.clone(), self.reads.clone(), self.lost.clone());
         let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
-            let (mut server, reachable) = (server.clone(), reachable.clone());
+            let mut server = server.clone();
+            let answered = reachable.load(Ordering::Relaxed);
+            if !answered {
+                lost.fetch_add(1, Ordering::Relaxed);
+            } else if request.method() == "GET" && request.uri().path() == VMI_PATH {
+                reads.fetch_add(1, Ordering::Relaxed);
+            }
             async move {
-                if !reachable.load(Ordering::Relaxed) {
+                if !answered {
                     return Err(std::io::Error::from(std::io::ErrorKind::ConnectionRefused));
                 }
                 Ok(server.call(request).await.unwrap())
