@@ -306,12 +306,18 @@ impl Driver {
         let Some(cell) = self.nodes.get(name) else { return };
         let mut inputs = vec![Input::Configured(Fact::Node(cell.machine.fact()))];
         let of = |k: &Key| k == key;
-        inputs.extend(cell.domains.values().filter(|(k, _)| of(k)).map(|(_, d)| {
-            Input::Reported(Report::Domain { node: name.clone(), domain: d.clone() })
-        }));
-        inputs.extend(cell.outcomes.values().filter(|(k, _)| of(k)).map(|(_, o)| {
-            Input::Reported(Report::Outcome { node: name.clone(), outcome: o.clone() })
-        }));
+        inputs.extend(
+            cell.domains
+                .values()
+                .filter(|(k, _)| of(k))
+                .map(|(_, d)| Input::Reported(Report::Domain { node: name.clone(), domain: d.clone() })),
+        );
+        inputs.extend(
+            cell.outcomes
+                .values()
+                .filter(|(k, _)| of(k))
+                .map(|(_, o)| Input::Reported(Report::Outcome { node: name.clone(), outcome: o.clone() })),
+        );
         inputs.extend(cell.inventory.map(|(session, complete, reflector_rv)| {
             Input::Reported(Report::Inventory { node: name.clone(), session, complete, reflector_rv })
         }));

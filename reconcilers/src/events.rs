@@ -30,15 +30,13 @@ impl Events {
         Self { client, turn: Arc::new(Semaphore::new(AT_ONCE)), dropped: Arc::default() }
     }
 
-    /// Events that were dropped.
-    pub fn dropped(&self) -> u64 {
-        self.dropped.load(Ordering::Relaxed)
-    }
-
     /// Writes the note in the background.
     pub fn write(&self, note: &Note) {
         let Ok(turn) = self.turn.clone().try_acquire_owned() else {
-            self.dropped.fetch_add(1, Ordering::Relaxed);
+            let n = self.dropped.fetch_add(1, Ordering::Relaxed) + 1;
+            if n.is_power_of_two() {
+                tracing::warn!(dropped = n, "events are dropped: too many at once");
+            }
             return;
         };
         let (client, note) = (self.client.clone(), note.clone());

@@ -159,7 +159,11 @@ impl Executor {
     }
 
     /// The whole VMI, for an instruction. `Err` says how the instruction settles.
-    pub async fn vmi_bytes(&self, key: &state::Key, uid: &state::VmiUid) -> Result<(bytes::Bytes, String), Settled<Object>> {
+    pub async fn vmi_bytes(
+        &self,
+        key: &state::Key,
+        uid: &state::VmiUid,
+    ) -> Result<(bytes::Bytes, String), Settled<Object>> {
         let target = ObjectRef {
             kind: Kind::VirtualMachineInstance,
             namespace: key.namespace.clone(),
@@ -204,7 +208,7 @@ fn failed<O>(kind: Kind, error: kube::Error, write: bool) -> Settled<O> {
                 code,
                 reason: s.reason,
                 // A 422 quotes the object, which may hold secrets.
-                message: if code == 422 { format!("{} is invalid", kind.name()) } else { s.message },
+                message: if code == 422 { invalid(kind, s.details.as_ref()) } else { s.message },
             }),
             _ => Settled::Unknown,
         },
@@ -212,5 +216,15 @@ fn failed<O>(kind: Kind, error: kube::Error, write: bool) -> Settled<O> {
             tracing::warn!(kind = kind.name(), error = %other, write, "no answer from the API server");
             Settled::Unknown
         }
+    }
+}
+
+/// Which fields are invalid, without what stands in them.
+fn invalid(kind: Kind, details: Option<&kube::core::response::StatusDetails>) -> String {
+    let fields: Vec<&str> = details.iter().flat_map(|d| &d.causes).map(|c| c.field.as_str()).collect();
+    if fields.is_empty() {
+        format!("{} is invalid", kind.name())
+    } else {
+        format!("{} is invalid: {}", kind.name(), fields.join(", "))
     }
 }

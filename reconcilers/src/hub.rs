@@ -359,7 +359,8 @@ mod tests {
         hub.synced().await;
         assert_eq!(drain(&q).await, ["1@5", "2@6"]);
         // Newest wins, an older version is ignored, a deletion and a new object of that name are two entries.
-        for e in [Apply(vmi("a", "1", 9)), Apply(vmi("a", "1", 7)), Delete(vmi("a", "1", 10)), Apply(vmi("a", "3", 11))] {
+        for e in [Apply(vmi("a", "1", 9)), Apply(vmi("a", "1", 7)), Delete(vmi("a", "1", 10)), Apply(vmi("a", "3", 11))]
+        {
             tx.send(Ok(e)).unwrap();
         }
         tokio::task::yield_now().await;

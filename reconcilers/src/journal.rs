@@ -57,18 +57,18 @@ impl Journal {
         Self { queue, dropped, seqs: HashMap::new() }
     }
 
-    /// Records that were dropped.
-    pub fn dropped(&self) -> u64 {
-        self.dropped.load(Ordering::Relaxed)
-    }
-
     /// Records a step of a Vm cell.
     pub fn vm<I: Serialize + Clone, C: Serialize + Clone>(&mut self, key: &Key, event: &Event<I>, commands: &[C]) {
         self.record(CellKind::Vm, key.to_string(), event, commands);
     }
 
     /// Records a step of a Node cell.
-    pub fn node<I: Serialize + Clone, C: Serialize + Clone>(&mut self, name: &NodeName, event: &Event<I>, commands: &[C]) {
+    pub fn node<I: Serialize + Clone, C: Serialize + Clone>(
+        &mut self,
+        name: &NodeName,
+        event: &Event<I>,
+        commands: &[C],
+    ) {
         self.record(CellKind::Node, name.to_string(), event, commands);
     }
 
@@ -83,7 +83,8 @@ impl Journal {
         let seq = self.seqs.entry((kind, cell.clone())).or_insert(0);
         *seq += 1;
         let record = Record { kind, cell, seq: *seq, event: event.clone(), commands: commands.to_vec(), trace: None };
-        let sent = encode(&record).map_err(|e| e.to_string()).and_then(|b| queue.try_send(b).map_err(|e| e.to_string()));
+        let sent =
+            encode(&record).map_err(|e| e.to_string()).and_then(|b| queue.try_send(b).map_err(|e| e.to_string()));
         if let Err(error) = sent {
             let n = self.dropped.fetch_add(1, Ordering::Relaxed);
             if (n + 1).is_power_of_two() {

@@ -97,12 +97,13 @@ pub async fn run(config: Config) -> Result<(), Error> {
     let (heard_by, heard) = mpsc::channel(HEARD);
     let sessions = sessions::Sessions::new(config.dial.clone(), config.tls.clone(), epoch, instance, heard_by);
     let queue = Arc::new(Queue::default());
-    // Nodes first: cells ask for the facts of theirs.
+    // Nodes first: cells ask for the facts of theirs. Then from the leaves up, so that a cell that is told of its VM knows
+    // what there is of it already: else every take-over would begin with creations that are refused as doubles.
     nodes.subscribe(queue.clone());
-    vms.subscribe(queue.clone());
-    vmis.subscribe(queue.clone());
-    pods.subscribe(queue.clone());
     claims.subscribe(queue.clone());
+    pods.subscribe(queue.clone());
+    vmis.subscribe(queue.clone());
+    vms.subscribe(queue.clone());
     let parts = driver::Parts {
         claims,
         queue,

@@ -87,9 +87,11 @@ impl Session {
         epoch: Epoch,
         instance: &LeaderInstance,
     ) -> Result<Self, SessionError> {
-        let channel = channel(dial, tls, node, address)
-            .await
-            .map_err(|source| SessionError::Unreachable { node: node.to_owned(), address, source })?;
+        let channel = channel(dial, tls, node, address).await.map_err(|source| SessionError::Unreachable {
+            node: node.to_owned(),
+            address,
+            source,
+        })?;
         let protocol = |what| SessionError::Protocol { node: node.to_owned(), what };
         let ended = |s: tonic::Status| SessionError::Ended { node: node.to_owned(), source: Box::new(s) };
 
@@ -104,12 +106,10 @@ impl Session {
         let first = ControllerMessage { kind: Some(controller_message::Kind::Hello(hello)) };
         down.send(first).await.map_err(|_| protocol("session closed before Hello"))?;
         let opening = async {
-            let mut up = NodeAgentClient::new(channel)
-                .session(ReceiverStream::new(messages))
-                .await
-                .map_err(ended)?
-                .into_inner();
-            let Some(agent_message::Kind::Hello(reply)) = up.message().await.map_err(ended)?.and_then(|m| m.kind) else {
+            let mut up =
+                NodeAgentClient::new(channel).session(ReceiverStream::new(messages)).await.map_err(ended)?.into_inner();
+            let Some(agent_message::Kind::Hello(reply)) = up.message().await.map_err(ended)?.and_then(|m| m.kind)
+            else {
                 return Err(protocol("answered Hello with something else"));
             };
             if !reply.accepted {
@@ -120,7 +120,8 @@ impl Session {
                     why: reply.refused,
                 });
             }
-            let Some(agent_message::Kind::Inventory(inventory)) = up.message().await.map_err(ended)?.and_then(|m| m.kind)
+            let Some(agent_message::Kind::Inventory(inventory)) =
+                up.message().await.map_err(ended)?.and_then(|m| m.kind)
             else {
                 return Err(protocol("sent no inventory"));
             };

@@ -76,6 +76,7 @@ pub struct Vm {
     pub(super) next_id: u64,
     pub(super) lazy: BTreeMap<At, Timestamp>,
     pub(super) hold_running: Option<Timestamp>,
+    pub(super) unsaid_since: Option<Timestamp>,
     pub(super) noted: BTreeSet<(Uid, String)>,
     /// To be told to people with the next plan.
     pub(super) tell: Vec<(Kind, bool, &'static str, String)>,
@@ -107,6 +108,7 @@ impl Vm {
             next_id: 0,
             lazy: BTreeMap::new(),
             hold_running: None,
+            unsaid_since: None,
             noted: BTreeSet::new(),
             tell: vec![],
             armed: None,
@@ -309,6 +311,7 @@ impl Vm {
         self.outcomes.retain(|_, (_, o)| of(&o.vmi));
         self.told.clear();
         self.hold_running = None;
+        self.unsaid_since = None;
         self.lazy.clear();
         self.pod.reset();
         let pod = self.current_pod().cloned();

@@ -2,7 +2,7 @@
 
 use super::{cell::Vm, verdict::Evidence};
 use crate::{
-    Millis,
+    Millis, Timestamp,
     domain::{Cause, DomainState},
     object::Class,
     observe::{ContainerState, Phase, PodView, VmiView},
@@ -10,6 +10,11 @@ use crate::{
 
 /// How long the Running write waits for the pod's Ready, so that both go in one write.
 const READY_HOLD: Millis = Millis(300);
+
+/// How long an ended pod without a word about the cause waits for the agent's word.
+const OUTCOME_HOLD: Millis = Millis::secs(5);
+/// The same where the agent cannot be asked at the moment.
+const OUTCOME_HOLD_SILENT: Millis = Millis::secs(60);
 
 /// The phase that a VMI should have.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -92,6 +97,10 @@ impl Vm {
 
     fn after_scheduled(&mut self, vmi: &VmiView) -> Next {
         if let Some(v) = self.verdict(vmi) {
+            if let Some(until) = self.outcome_may_come(vmi, v.cause, v.evidence) {
+                self.want_wake(until);
+                return Next::stay(vmi);
+            }
             let phase = Self::final_phase(v.cause, vmi.grace);
             let reason = match (v.evidence, v.cause) {
                 (Evidence::PodRemoved, _) => "PodRemoved",
@@ -125,6 +134,23 @@ impl Vm {
             self.want_wake(until);
         }
         Next::stay(vmi)
+    }
+
+    /// The pod is over and nobody said how. The outcome is written three times; the agent may still tell it, and whether the
+    /// machine runs again depends on it. Until when to wait, where that is later than now.
+    fn outcome_may_come(&mut self, vmi: &VmiView, cause: Cause, evidence: Evidence) -> Option<Timestamp> {
+        let unsaid = match evidence {
+            Evidence::PodEnded | Evidence::PodRemoved => cause == Cause::OutcomeUnknown,
+            Evidence::Outcome | Evidence::Absent | Evidence::StartRefused | Evidence::Fenced => false,
+        };
+        let asked = self.node_fact().is_some_and(|n| n.session.is_some());
+        // A machine that is being deleted does not run again, however it ended.
+        if !unsaid || (vmi.meta.deleting.is_some() && !asked) {
+            return None;
+        }
+        let since = *self.unsaid_since.get_or_insert(self.now);
+        let until = since.after(if asked { OUTCOME_HOLD } else { OUTCOME_HOLD_SILENT });
+        (until > self.now).then_some(until)
     }
 }
 

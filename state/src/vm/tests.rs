@@ -250,9 +250,23 @@ fn a_launcher_that_is_killed_fails_the_vmi_and_always_starts_another() {
         json!({"status": {"phase": "Failed", "containerStatuses": [
         {"name": "compute", "state": {"terminated": {"exitCode": 137, "reason": "Error"}}}]}}),
     );
-    w.settle(5_000);
+    w.settle(4_000);
+    assert_eq!(w.phase(), "Running", "the agent may still say how it ended");
+    w.settle(2_000);
     assert_eq!(w.phase(), "Failed");
     assert_eq!(vmi(&w)["status"]["reason"], "OutcomeUnknown");
+
+    let mut w = running("Once");
+    let pod = pod_uid(&w);
+    w.edit(
+        Kind::Pod,
+        json!({"status": {"phase": "Succeeded", "containerStatuses": [
+        {"name": "compute", "state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}]}}),
+    );
+    w.settle(1_000);
+    w.end(&pod, Cause::GuestShutdown);
+    w.settle(1_000);
+    assert_eq!(w.phase(), "Succeeded", "and it did");
 }
 
 #[test]

@@ -1,0 +1,212 @@
+//! The controller against a real API server in this process, over real sessions, with modelled nodes.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+mod support;
+
+use proto::agent;
+use serde_json::json;
+use state::{
+    Machine,
+    journal::{Record, decode},
+    object::Kind,
+    vm,
+};
+use std::{sync::atomic::Ordering, time::Duration};
+use support::{World, eventually, vm};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_vm_runs_within_the_budget_is_stopped_and_deleted() {
+    let w = World::new().await;
+    let (stop, running) = w.controller();
+    eventually("a session", || async { w.agent.sessions.load(Ordering::SeqCst) > 0 }).await;
+    let began = std::time::Instant::now();
+    w.create(Kind::VirtualMachine, vm("web", "Always")).await;
+    w.status("web", "Running").await;
+    let took = began.elapsed();
+    eventually("the event", || async { w.events().await.contains(&"Started".to_owned()) }).await;
+    let mut writes = w.writes.lock().unwrap().clone();
+    println!("created -> Running in {took:?}, writes of the controller: {writes:#?}");
+    writes.retain(|x| !x.contains("events"));
+    writes.sort();
+    let six = [
+        "PATCH virtualmachineinstances 200",
+        "PATCH virtualmachineinstances 200",
+        "PATCH virtualmachines/status 200",
+        "POST controllerrevisions 201",
+        "POST pods 201",
+        "POST virtualmachineinstances 201",
+    ];
+    let patches = writes.iter().filter(|x| x.starts_with("PATCH virtualmachines/status")).count();
+    if patches == 1 {
+        assert_eq!(writes, six);
+    }
+    assert!(patches <= 2 && writes.len() <= 7, "{writes:?}");
+    assert!(writes.iter().all(|x| !x.ends_with("409") && !x.ends_with("422")), "{writes:?}");
+
+    let vmi = w.get(Kind::VirtualMachineInstance, "web").await.unwrap();
+    assert_eq!(vmi["status"]["interfaces"][0]["ipAddress"], "10.244.1.7");
+    assert_eq!(w.pods().await.len(), 1);
+    let events = w.events().await;
+    assert_eq!(events.len(), 2, "{events:?}");
+
+    // Nothing changes: nothing is written.
+    let before = w.writes.lock().unwrap().len();
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    assert_eq!(w.writes.lock().unwrap()[before..], [] as [String; 0]);
+
+    // Stop.
+    w.patch(Kind::VirtualMachine, "web", json!({"spec": {"runStrategy": "Halted"}})).await;
+    w.status("web", "Stopped").await;
+    eventually("everything is gone", || async {
+        w.get(Kind::VirtualMachineInstance, "web").await.is_none() && w.pods().await.is_empty()
+    })
+    .await;
+    eventually("the outcome is acknowledged", || async { w.agent.launchers.lock().unwrap().all.is_empty() }).await;
+
+    // Start again, same generation apart from the strategy; delete while it runs.
+    w.patch(Kind::VirtualMachine, "web", json!({"spec": {"runStrategy": "Always"}})).await;
+    w.status("web", "Running").await;
+    w.delete(Kind::VirtualMachine, "web").await;
+    eventually("the VM is gone", || async {
+        w.get(Kind::VirtualMachine, "web").await.is_none()
+            && w.get(Kind::VirtualMachineInstance, "web").await.is_none()
+            && w.pods().await.is_empty()
+    })
+    .await;
+    eventually("its revisions are collected", || async {
+        w.api(Kind::ControllerRevision).list(&Default::default()).await.unwrap().items.is_empty()
+    })
+    .await;
+
+    stop.cancel();
+    running.await.unwrap().unwrap();
+    // What happened can be read back, and a machine of today does the same.
+    let bytes = std::fs::read(w.folder.path().join("journal/controller.journal")).unwrap();
+    let records = decode::<Record<vm::Input, vm::Command>>(&bytes).records;
+    let mut machine = vm::Vm::new(state::Key::new("default", "web"));
+    let mut steps = 0;
+    for r in records.iter().filter(|r| r.cell == "default/web") {
+        assert_eq!(machine.step(&r.event), r.commands, "step {} of the replay", r.seq);
+        steps += 1;
+    }
+    assert!(steps > 20, "{steps}");
+    println!("{steps} steps, {} bytes of journal", bytes.len());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_controller_that_is_killed_while_machines_start_is_replaced_and_nothing_starts_twice() {
+    let w = World::new().await;
+    let (_, running) = w.controller();
+    for i in 0..10 {
+        w.create(Kind::VirtualMachine, vm(&format!("m{i}"), "Always")).await;
+    }
+    // Somewhere in the middle.
+    eventually("some pods", || async { w.pods().await.len() >= 3 }).await;
+    running.abort();
+    let _ = running.await;
+    let (stop, running) = w.controller();
+    for i in 0..10 {
+        w.status(&format!("m{i}"), "Running").await;
+    }
+    assert_eq!(w.pods().await.len(), 10);
+    assert_eq!(w.agent.running().len(), 10);
+    assert!(w.agent.launchers.lock().unwrap().all.values().all(|l| l.starts == 1));
+    // Guests keep running while nobody leads, and are taken over.
+    stop.cancel();
+    running.await.unwrap().unwrap();
+    let before = w.writes.lock().unwrap().len();
+    let sessions = w.agent.sessions.load(Ordering::SeqCst);
+    let (stop, running) = w.controller();
+    eventually("a session", || async { w.agent.sessions.load(Ordering::SeqCst) > sessions }).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(w.writes.lock().unwrap()[before..], [] as [String; 0], "taking over changes nothing");
+    stop.cancel();
+    running.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn guests_that_end_by_themselves_and_starts_that_are_refused() {
+    let w = World::new().await;
+    let (stop, running) = w.controller();
+    w.create(Kind::VirtualMachine, vm("once", "Once")).await;
+    w.status("once", "Running").await;
+    let pod = w.agent.running().pop().unwrap();
+    w.agent.end(&pod, agent::Cause::GuestShutdown);
+    w.status("once", "Stopped").await;
+    let vmi = w.get(Kind::VirtualMachineInstance, "once").await.unwrap();
+    assert_eq!(vmi["status"]["phase"], "Succeeded");
+
+    w.create(Kind::VirtualMachine, vm("again", "Always")).await;
+    w.status("again", "Running").await;
+    let first = w.get(Kind::VirtualMachineInstance, "again").await.unwrap()["metadata"]["uid"].clone();
+    let pod = w.agent.running().pop().unwrap();
+    w.agent.end(&pod, agent::Cause::Crashed);
+    eventually("another VMI runs", || async {
+        let vmi = w.get(Kind::VirtualMachineInstance, "again").await.unwrap_or_default();
+        vmi["metadata"]["uid"] != first && vmi["status"]["phase"] == "Running"
+    })
+    .await;
+
+    // Paused by somebody: shown, and gone again.
+    let pod = w.agent.running().pop().unwrap();
+    w.agent.report(&pod, agent::DomainState::Paused);
+    w.status("again", "Paused").await;
+    w.agent.report(&pod, agent::DomainState::Running);
+    w.status("again", "Running").await;
+
+    w.agent.launchers.lock().unwrap().refuse = Some("no tap device".into());
+    w.create(Kind::VirtualMachine, vm("refused", "Always")).await;
+    w.status("refused", "CrashLoopBackOff").await;
+    let vm = w.get(Kind::VirtualMachine, "refused").await.unwrap();
+    assert_eq!(vm["status"]["startFailure"]["consecutiveFailCount"], 1);
+    stop.cancel();
+    running.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_missing_claim_is_named_until_it_is_there() {
+    let w = World::new().await;
+    let (stop, running) = w.controller();
+    let mut m = vm("disk", "Always");
+    m["spec"]["template"]["spec"]["volumes"] = json!([{"name": "d", "persistentVolumeClaim": {"claimName": "c1"}}]);
+    w.create(Kind::VirtualMachine, m).await;
+    w.status("disk", "ErrorPvcNotFound").await;
+    let claim = json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "c1", "namespace": "default"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Mi"}}},
+    });
+    w.create(Kind::PersistentVolumeClaim, claim).await;
+    w.status("disk", "Running").await;
+    stop.cancel();
+    running.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hundred_machines_at_once_keep_to_the_budget() {
+    const N: usize = 100;
+    let w = World::new().await;
+    let (stop, running) = w.controller();
+    eventually("a session", || async { w.agent.sessions.load(Ordering::SeqCst) > 0 }).await;
+    let began = std::time::Instant::now();
+    for i in 0..N {
+        w.create(Kind::VirtualMachine, vm(&format!("m{i}"), "Always")).await;
+    }
+    for i in 0..N {
+        w.status(&format!("m{i}"), "Running").await;
+    }
+    let took = began.elapsed();
+    let writes = w.writes.lock().unwrap().clone();
+    let refused = writes.iter().filter(|x| !x.ends_with("200") && !x.ends_with("201")).count();
+    let events = writes.iter().filter(|x| x.contains("events")).count();
+    #[allow(clippy::cast_precision_loss)]
+    let each = (writes.len() - events) as f64 / N as f64;
+    println!("{N} VMs in {took:?}: {each} writes each, {events} events, {refused} refused");
+    assert_eq!(refused, 0, "{writes:?}");
+    assert!(
+        writes.len() - events <= 8 * N,
+        "six and the revision, and one lazy status where a start takes over a second"
+    );
+    assert!(w.agent.launchers.lock().unwrap().all.values().all(|l| l.starts == 1));
+    stop.cancel();
+    running.await.unwrap().unwrap();
+}
