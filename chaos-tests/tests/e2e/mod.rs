@@ -28,14 +28,14 @@ static TURN: RwLock<()> = RwLock::new(());
 
 /// Whether end-to-end tests run; without, each says that it was skipped.
 pub fn enabled() -> bool {
-    std::env::var("VIRTFOLD_E2E").is_ok_and(|value| value == "1")
+    std::env::var("VIRTFOLD_E2E").map_or(true, |value| value != "0")
 }
 
 /// Begins a test: it ends here, as skipped, where end-to-end tests do not run.
 macro_rules! e2e {
     () => {
         if !crate::e2e::enabled() {
-            println!("SKIPPED: end-to-end tests run with VIRTFOLD_E2E=1");
+            println!("SKIPPED: VIRTFOLD_E2E=0");
             return Ok(());
         }
     };
