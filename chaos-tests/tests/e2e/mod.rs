@@ -8,6 +8,7 @@ mod many;
 mod start;
 mod stop;
 mod takeover;
+mod trace;
 mod up;
 
 use anyhow::{Result, anyhow};

@@ -313,6 +313,10 @@ async fn start_on(
     };
     controller_tasks.spawn(lead(controller));
 
+    let collector = match &options.otlp_endpoint {
+        Some(endpoint) => Some(network::relay(netns, endpoint).await?),
+        None => None,
+    };
     let agents = CancellationToken::new();
     let binary = std::env::current_exe().context("the program does not know where it is")?;
     for number in 1..=options.nodes {
@@ -329,7 +333,7 @@ async fn start_on(
             key: file("key"),
             images: options.images.iter().map(|(reference, folder)| (reference.clone(), absolute(folder))).collect(),
             mirrors: options.mirrors.clone(),
-            otlp_endpoint: options.otlp_endpoint.clone(),
+            otlp_endpoint: collector.clone(),
             use_emulation: options.use_emulation,
             // What a client says of a server that is away is said by who asked.
             log_filter: std::env::var("VIRTFOLD_LOG")

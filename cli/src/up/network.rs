@@ -1,5 +1,8 @@
 //! The cluster's network: a bridge in a namespace, and one namespace with a bridge per node.
 
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use anyhow::Context;
 use embedded::netns::{Netns, NetnsError};
 
 use super::layout::{API, BRIDGE, Layout, Node, PREFIX};
@@ -18,4 +21,31 @@ pub async fn node(cluster: &Netns, node: &Node) -> Result<Netns, NetnsError> {
     cluster.plug(BRIDGE, &format!("node{}", node.number), &netns, "eth0").await?;
     netns.enslave("eth0", BRIDGE).await?;
     Ok(netns)
+}
+
+/// Address inside the cluster at which node agents reach the collector of traces.
+const COLLECTOR: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 244, 0, 1)), 4317);
+
+/// Lets node agents, whose network is not the machine's, reach the collector: connections to the returned URL go on to
+/// `endpoint` for as long as this process lives.
+pub async fn relay(netns: &Netns, endpoint: &str) -> anyhow::Result<String> {
+    let target = endpoint
+        .strip_prefix("http://")
+        .with_context(|| format!("--otlp-endpoint {endpoint}: only http:// is supported"))?
+        .trim_end_matches('/')
+        .to_owned();
+    let listener = netns.listen(COLLECTOR).await.with_context(|| format!("cannot listen on {COLLECTOR} inside of the cluster"))?;
+    tokio::spawn(async move {
+        while let Ok((mut inside, _)) = listener.accept().await {
+            let target = target.clone();
+            tokio::spawn(async move {
+                match tokio::net::TcpStream::connect(&target).await {
+                    // How it ends is the exporter's business, which tries again.
+                    Ok(mut outside) => drop(tokio::io::copy_bidirectional(&mut inside, &mut outside).await),
+                    Err(error) => tracing::debug!(%error, target, "the collector is not there"),
+                }
+            });
+        }
+    });
+    Ok(format!("http://{COLLECTOR}"))
 }

@@ -1,0 +1,99 @@
+//! The journey from the VM's creation to the guest's agent is one trace across the processes.
+
+use super::e2e;
+use anyhow::{Result, ensure};
+use chaos_tests::e2e::{
+    cluster::{Cluster, Options},
+    manifest::vm,
+    vm::{START, Vm},
+    wait,
+};
+use opentelemetry_proto::tonic::{
+    collector::trace::v1::{
+        ExportTraceServiceRequest, ExportTraceServiceResponse,
+        trace_service_server::{TraceService, TraceServiceServer},
+    },
+    trace::v1::Span,
+};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+/// (service, span)
+type Spans = Arc<Mutex<Vec<(String, Span)>>>;
+
+struct Collector(Spans);
+
+#[tonic::async_trait]
+impl TraceService for Collector {
+    async fn export(
+        &self,
+        request: tonic::Request<ExportTraceServiceRequest>,
+    ) -> std::result::Result<tonic::Response<ExportTraceServiceResponse>, tonic::Status> {
+        let mut spans = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for resource in request.into_inner().resource_spans {
+            let attributes = resource.resource.unwrap_or_default().attributes;
+            let service = attributes.iter().find(|a| a.key == "service.name").map(|a| format!("{:?}", a.value));
+            for span in resource.scope_spans.into_iter().flat_map(|scope| scope.spans) {
+                spans.push((service.clone().unwrap_or_default(), span));
+            }
+        }
+        Ok(tonic::Response::new(ExportTraceServiceResponse::default()))
+    }
+}
+
+#[test]
+fn a_start_is_one_trace_across_the_processes() -> Result<()> {
+    e2e!();
+    let _turn = super::TURN.read().unwrap_or_else(PoisonError::into_inner);
+    let spans = Spans::default();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0"))?;
+    let endpoint = format!("http://{}", listener.local_addr()?);
+    let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
+    let service = TraceServiceServer::new(Collector(spans.clone()));
+    runtime.spawn(tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming));
+
+    let cluster = Cluster::start(Options {
+        nodes: 1,
+        arguments: vec!["--stop-guests".into(), "--otlp-endpoint".into(), endpoint],
+        ..Options::default()
+    })?;
+    let machine = Vm::running(&cluster, &vm("traced"))?;
+    machine.wait_condition("AgentConnected", "True", START)?;
+    let vmi = machine.vmi()?;
+    let parent = vmi["metadata"]["annotations"]["virtfold.io/traceparent"].as_str().unwrap_or_default().to_owned();
+    let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
+    let of_trace = || -> Vec<(String, Span)> {
+        let all = spans.lock().unwrap_or_else(PoisonError::into_inner);
+        all.iter().filter(|(_, s)| parent.contains(&hex(&s.trace_id))).cloned().collect()
+    };
+    wait::until("the root span", START, || {
+        let names: Vec<String> = of_trace().into_iter().map(|(_, s)| s.name).collect();
+        let whole = names.iter().any(|n| n == "start") && names.iter().any(|n| n == "guest-agent");
+        Ok(if whole { Ok(()) } else { Err(format!("{parent}: {names:?}")) })
+    })?;
+    machine.delete()?;
+
+    let start: Vec<(String, Span)> = of_trace();
+    let story = start
+        .iter()
+        .map(|(service, s)| format!("{service} {} {} <- {}", s.name, hex(&s.span_id), hex(&s.parent_span_id)))
+        .collect::<Vec<_>>()
+        .join("\n");
+    let roots = start.iter().filter(|(_, s)| s.name == "start").collect::<Vec<_>>();
+    ensure!(roots.len() == 1 && roots[0].1.parent_span_id.is_empty(), "one root:\n{story}");
+    ensure!(parent.contains(&hex(&roots[0].1.span_id)), "the root is the annotation's span:\n{story}");
+    let ids: BTreeSet<&[u8]> = start.iter().map(|(_, s)| s.span_id.as_slice()).collect();
+    ensure!(ids.len() == start.len(), "a span was emitted twice:\n{story}");
+    for step in ["create-vmi", "prepare-pod", "authorise", "boot", "guest-agent"] {
+        ensure!(start.iter().any(|(_, s)| s.name == step), "no span '{step}':\n{story}");
+    }
+    for (_, s) in &start {
+        ensure!(s.end_time_unix_nano >= s.start_time_unix_nano, "{} ends before it begins", s.name);
+    }
+    let services: BTreeSet<&str> = start.iter().map(|(service, _)| service.as_str()).collect();
+    ensure!(services.len() >= 2, "spans of one process only:\n{story}");
+    Ok(())
+}
