@@ -687,7 +687,11 @@ impl VmiSpec {
     pub fn guest_memory(&self) -> Option<u64> {
         let d = &self.domain;
         let guest = d.memory.guest.clone().map(Value::String);
-        guest.as_ref().or(d.resources.requests.get("memory")).or(d.resources.limits.get("memory")).and_then(quantity_bytes)
+        guest
+            .as_ref()
+            .or(d.resources.requests.get("memory"))
+            .or(d.resources.limits.get("memory"))
+            .and_then(quantity_bytes)
     }
 
     /// Seconds between power button and kill.
@@ -704,7 +708,18 @@ mod tests {
 
     #[test]
     fn quantities() {
-        for (q, want) in [("64Mi", Some(64 << 20)), ("1.5Gi", Some(3 << 29)), ("1", Some(1)), ("1500m", Some(2)), ("2e3", Some(2000)), ("", None), ("1Q", None), (".", None), ("1.2.3", None), ("-1", None)] {
+        for (q, want) in [
+            ("64Mi", Some(64 << 20)),
+            ("1.5Gi", Some(3 << 29)),
+            ("1", Some(1)),
+            ("1500m", Some(2)),
+            ("2e3", Some(2000)),
+            ("", None),
+            ("1Q", None),
+            (".", None),
+            ("1.2.3", None),
+            ("-1", None),
+        ] {
             assert_eq!(quantity_bytes(&json!(q)), want, "{q}");
         }
         assert_eq!(quantity_milli(&json!("100m")), Some(100));

@@ -9,7 +9,8 @@ use std::{collections::BTreeMap, path::PathBuf};
 const DELIBERATE: &[(&str, &str, &str)] = &[];
 
 fn shared() -> PathBuf {
-    std::env::var_os("SHARED").map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../shared"), PathBuf::from)
+    std::env::var_os("SHARED")
+        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../shared"), PathBuf::from)
 }
 
 #[test]
@@ -51,7 +52,11 @@ fn definitions_equal_kubevirts() {
             let mut have = BTreeMap::new();
             flatten(&o["schema"]["openAPIV3Schema"], "", &mut have);
             for path in want.keys().chain(have.keys().filter(|k| !want.contains_key(*k))) {
-                diff(&format!("{version} {path}"), have.get(path).unwrap_or(&Value::Null), want.get(path).unwrap_or(&Value::Null));
+                diff(
+                    &format!("{version} {path}"),
+                    have.get(path).unwrap_or(&Value::Null),
+                    want.get(path).unwrap_or(&Value::Null),
+                );
             }
         }
     }
@@ -97,7 +102,9 @@ fn facts(field: &Value, required: bool) -> Value {
             out.insert(name.into(), v.clone());
         }
     }
-    for key in ["nullable", "enum", "default", "format", "pattern", "minimum", "maximum", "minLength", "maxLength", "maxItems"] {
+    for key in
+        ["nullable", "enum", "default", "format", "pattern", "minimum", "maximum", "minLength", "maxLength", "maxItems"]
+    {
         if let Some(v) = field.get(key) {
             out.insert(key.into(), v.clone());
         }

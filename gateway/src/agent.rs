@@ -50,11 +50,19 @@ impl Agents {
             return Err(Status::bad_request(format!("VMI {name:?} has no active pod on a node")));
         };
         let object = kubernetes::node(client, node).await?;
-        let address = object.as_ref().map(|n| text(n, &["metadata", "annotations", api::names::ANN_AGENT_ADDRESS])).unwrap_or_default();
+        let address = object
+            .as_ref()
+            .map(|n| text(n, &["metadata", "annotations", api::names::ANN_AGENT_ADDRESS]))
+            .unwrap_or_default();
         if address.is_empty() {
             return Err(Status::bad_request(format!("node {node:?} of VMI {name:?} has no node agent")));
         }
-        Ok(Place { vmi_uid: text(vmi, &["metadata", "uid"]).into(), pod_uid, node: node.into(), address: address.into() })
+        Ok(Place {
+            vmi_uid: text(vmi, &["metadata", "uid"]).into(),
+            pod_uid,
+            node: node.into(),
+            address: address.into(),
+        })
     }
 
     async fn channel(&self, place: &Place) -> Result<NodeAgentClient<Channel>, Status> {
@@ -63,11 +71,15 @@ impl Agents {
             return Ok(NodeAgentClient::new(c.clone()));
         }
         let Ok(address) = place.address.parse::<SocketAddr>() else {
-            return Err(Status::internal(format_args!("node {:?} has an agent at {:?}, which is not an address", place.node, place.address)));
+            return Err(Status::internal(format_args!(
+                "node {:?} has an agent at {:?}, which is not an address",
+                place.node, place.address
+            )));
         };
-        let channel = proto::transport::channel(self.dial.clone(), &self.tls, &place.node, address)
-            .await
-            .map_err(|e| Status::internal(format_args!("node agent of {:?} at {address}: {}", place.node, chain(&e))))?;
+        let channel =
+            proto::transport::channel(self.dial.clone(), &self.tls, &place.node, address).await.map_err(|e| {
+                Status::internal(format_args!("node agent of {:?} at {address}: {}", place.node, chain(&e)))
+            })?;
         let mut all = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
         // An address that the node had before is of no use.
         all.retain(|(node, _), _| *node != key.0);
@@ -76,7 +88,13 @@ impl Agents {
     }
 
     /// Sends a verb and waits for its result.
-    pub async fn verb(&self, place: &Place, verb: &str, body: Vec<u8>, traceparent: String) -> Result<VerbReply, Status> {
+    pub async fn verb(
+        &self,
+        place: &Place,
+        verb: &str,
+        body: Vec<u8>,
+        traceparent: String,
+    ) -> Result<VerbReply, Status> {
         let request = VerbRequest {
             id: uuid::Uuid::new_v4().to_string(),
             vmi_uid: place.vmi_uid.clone(),
@@ -91,14 +109,28 @@ impl Agents {
         match answer {
             Ok(Ok(reply)) => Ok(reply.into_inner()),
             Ok(Err(s)) => Err(Status::internal(format_args!("node agent of {:?}: {}", place.node, s.message()))),
-            Err(_) => Err(Status::new(504, "Timeout", format!("node agent of {:?} gave no answer; whether {verb} was done is not known", place.node))),
+            Err(_) => Err(Status::new(
+                504,
+                "Timeout",
+                format!("node agent of {:?} gave no answer; whether {verb} was done is not known", place.node),
+            )),
         }
     }
 
     /// Opens a byte stream to the console or VNC server: what to send into, and what comes.
-    pub async fn stream(&self, place: &Place, device: &str, preserve_session: bool) -> Result<(mpsc::Sender<StreamChunk>, tonic::Streaming<StreamChunk>), Status> {
+    pub async fn stream(
+        &self,
+        place: &Place,
+        device: &str,
+        preserve_session: bool,
+    ) -> Result<(mpsc::Sender<StreamChunk>, tonic::Streaming<StreamChunk>), Status> {
         let (send, chunks) = mpsc::channel(limits::CHUNKS);
-        let open = StreamOpen { vmi_uid: place.vmi_uid.clone(), pod_uid: place.pod_uid.clone(), device: device.into(), preserve_session };
+        let open = StreamOpen {
+            vmi_uid: place.vmi_uid.clone(),
+            pod_uid: place.pod_uid.clone(),
+            device: device.into(),
+            preserve_session,
+        };
         let first = StreamChunk { open: Some(open), data: bytes::Bytes::new() };
         send.try_send(first).map_err(Status::internal)?;
         let up = futures::stream::unfold(chunks, |mut c| async move { c.recv().await.map(|chunk| (chunk, c)) });
@@ -106,8 +138,12 @@ impl Agents {
         let answer = tokio::time::timeout(limits::CONNECT, client.stream(up)).await;
         match answer {
             Ok(Ok(down)) => Ok((send, down.into_inner())),
-            Ok(Err(s)) if s.code() == tonic::Code::InvalidArgument || s.code() == tonic::Code::FailedPrecondition => Err(Status::bad_request(s.message())),
-            Ok(Err(s)) => Err(Status::internal(format_args!("opening {device} on node {:?}: {}", place.node, s.message()))),
+            Ok(Err(s)) if s.code() == tonic::Code::InvalidArgument || s.code() == tonic::Code::FailedPrecondition => {
+                Err(Status::bad_request(s.message()))
+            }
+            Ok(Err(s)) => {
+                Err(Status::internal(format_args!("opening {device} on node {:?}: {}", place.node, s.message())))
+            }
             Err(_) => Err(Status::internal(format_args!("opening {device} on node {:?}: no answer", place.node))),
         }
     }

@@ -12,8 +12,10 @@ pub(crate) struct Resource {
     plural: &'static str,
 }
 
-pub(crate) const VM: Resource = Resource { what: "virtualmachine", prefix: "/apis/kubevirt.io/v1", plural: "virtualmachines" };
-pub(crate) const VMI: Resource = Resource { what: "virtualmachineinstance", prefix: "/apis/kubevirt.io/v1", plural: "virtualmachineinstances" };
+pub(crate) const VM: Resource =
+    Resource { what: "virtualmachine", prefix: "/apis/kubevirt.io/v1", plural: "virtualmachines" };
+pub(crate) const VMI: Resource =
+    Resource { what: "virtualmachineinstance", prefix: "/apis/kubevirt.io/v1", plural: "virtualmachineinstances" };
 const NODE: Resource = Resource { what: "node", prefix: "/api/v1", plural: "nodes" };
 
 impl Resource {
@@ -35,7 +37,12 @@ pub(crate) enum Patched {
 }
 
 /// The object, or `None` where there is none.
-pub(crate) async fn get(client: &kube::Client, resource: Resource, namespace: &str, name: &str) -> Result<Option<Value>, Status> {
+pub(crate) async fn get(
+    client: &kube::Client,
+    resource: Resource,
+    namespace: &str,
+    name: &str,
+) -> Result<Option<Value>, Status> {
     match call(client, "GET", &resource.path(namespace, name), "", Vec::new()).await {
         Ok(v) => Ok(Some(v)),
         Err(s) if s.code == 404 => Ok(None),
@@ -44,7 +51,12 @@ pub(crate) async fn get(client: &kube::Client, resource: Resource, namespace: &s
 }
 
 /// The object, or the 404 of the subresource API.
-pub(crate) async fn need(client: &kube::Client, resource: Resource, namespace: &str, name: &str) -> Result<Value, Status> {
+pub(crate) async fn need(
+    client: &kube::Client,
+    resource: Resource,
+    namespace: &str,
+    name: &str,
+) -> Result<Value, Status> {
     get(client, resource, namespace, name).await?.ok_or_else(|| Status::not_found(resource.what, name))
 }
 
@@ -54,7 +66,14 @@ pub(crate) async fn node(client: &kube::Client, name: &str) -> Result<Option<Val
 }
 
 /// Applies a JSON patch on the condition that `object` is still what is stored.
-pub(crate) async fn patch(client: &kube::Client, resource: Resource, object: &Value, subresource: &str, operations: Vec<Value>, dry_run: bool) -> Result<Patched, Status> {
+pub(crate) async fn patch(
+    client: &kube::Client,
+    resource: Resource,
+    object: &Value,
+    subresource: &str,
+    operations: Vec<Value>,
+    dry_run: bool,
+) -> Result<Patched, Status> {
     let meta = |key: &str| object["metadata"][key].as_str().unwrap_or_default();
     let (namespace, name) = (meta("namespace"), meta("name"));
     let mut all = vec![
@@ -84,7 +103,8 @@ pub(crate) async fn patch(client: &kube::Client, resource: Resource, object: &Va
 pub(crate) async fn review(client: &kube::Client, spec: Value) -> Result<Result<(), String>, Status> {
     let body = json!({"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec});
     let body = serde_json::to_vec(&body).map_err(Status::internal)?;
-    let answer = call(client, "POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", "application/json", body).await?;
+    let answer =
+        call(client, "POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", "application/json", body).await?;
     if answer["status"]["allowed"] == true {
         return Ok(Ok(()));
     }

@@ -49,7 +49,10 @@ pub struct Config {
 
 impl std::fmt::Debug for Config {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Config").field("settings", &self.settings).field("authorization", &self.authorization).finish_non_exhaustive()
+        f.debug_struct("Config")
+            .field("settings", &self.settings)
+            .field("authorization", &self.authorization)
+            .finish_non_exhaustive()
     }
 }
 

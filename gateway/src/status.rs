@@ -71,7 +71,8 @@ impl Status {
         if causes.len() > shown.len() {
             message.push_str(", more validation errors");
         }
-        let list: Vec<Value> = shown.iter().map(|c| json!({"reason": c.kind.word(), "message": c.message, "field": c.field})).collect();
+        let list: Vec<Value> =
+            shown.iter().map(|c| json!({"reason": c.kind.word(), "message": c.message, "field": c.field})).collect();
         let mut details = json!({"group": api::names::GROUP, "kind": kind, "causes": list});
         if !name.is_empty() {
             details["name"] = json!(name);
@@ -96,7 +97,8 @@ impl Status {
 
     /// 409: the object is not in the state that the request needs.
     pub fn conflict(what: &str, name: &str, why: impl std::fmt::Display) -> Self {
-        Self::new(409, "Conflict", format!("Operation cannot be fulfilled on {what}.kubevirt.io {name:?}: {why}")).about(what, name)
+        Self::new(409, "Conflict", format!("Operation cannot be fulfilled on {what}.kubevirt.io {name:?}: {why}"))
+            .about(what, name)
     }
 
     /// 403.
@@ -113,7 +115,8 @@ impl Status {
     pub fn causes(&self) -> Vec<(String, String, String)> {
         let text = |c: &Value, key: &str| c.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
         let list = self.details.get("causes").and_then(Value::as_array);
-        list.map(|l| l.iter().map(|c| (text(c, "reason"), text(c, "field"), text(c, "message"))).collect()).unwrap_or_default()
+        list.map(|l| l.iter().map(|c| (text(c, "reason"), text(c, "field"), text(c, "message"))).collect())
+            .unwrap_or_default()
     }
 
     /// The object on the wire.

@@ -23,7 +23,15 @@ pub fn input(kind: &str, object: Value) -> AdmissionInput {
 
 pub fn ask(input: AdmissionInput) -> Result<AdmissionOutput, Status> {
     let settings = Settings::default();
-    admit(input, &Context { settings: &settings, now: "2026-01-02T03:04:05Z", uuid: &|| "5d307ca9-b3ef-428c-8861-06e72d69f223".into(), trace: &|| FRESH.into() })
+    admit(
+        input,
+        &Context {
+            settings: &settings,
+            now: "2026-01-02T03:04:05Z",
+            uuid: &|| "5d307ca9-b3ef-428c-8861-06e72d69f223".into(),
+            trace: &|| FRESH.into(),
+        },
+    )
 }
 
 fn update(kind: &str, old: Value, new: Value) -> AdmissionInput {
@@ -109,7 +117,10 @@ fn a_machine_keeps_only_what_must_not_change() {
     let old = out.object;
     let mut new = old.clone();
     new["metadata"]["labels"] = json!({"a": "b"});
-    assert_eq!(ask(update("VirtualMachine", old.clone(), new.clone())).unwrap().object["metadata"]["annotations"]["virtfold.io/traceparent"], TRACE);
+    assert_eq!(
+        ask(update("VirtualMachine", old.clone(), new.clone())).unwrap().object["metadata"]["annotations"]["virtfold.io/traceparent"],
+        TRACE
+    );
     new["spec"]["runStrategy"] = json!("Halted");
     let stopped = ask(update("VirtualMachine", old.clone(), new.clone())).unwrap().object;
     assert_eq!(stopped["metadata"]["annotations"]["virtfold.io/traceparent"], FRESH);
@@ -139,46 +150,148 @@ fn bad_specs() -> Vec<Row> {
         net(json!([nic]), json!([{"name": "n", "pod": {}}]))
     };
     vec![
-        ("disk without volume", json!({"domain": {"devices": {"disks": [{"name": "root"}, {"name": "other"}]}}}), &[(INV, ".domain.devices.disks[1].name")]),
-        ("two disks of one name", json!({"domain": {"devices": {"disks": [{"name": "root"}, {"name": "root"}]}}}), &[(INV, ".domain.devices.disks[1].name")]),
-        ("two volumes of one name", json!({"volumes": [{"name": "root", "emptyDisk": {"capacity": "1Gi"}}, {"name": "root", "emptyDisk": {"capacity": "1Gi"}}]}), &[(INV, ".volumes[1].name")]),
-        ("two targets", disk(json!({"name": "root", "disk": {"bus": "sata"}, "cdrom": {"bus": "sata"}})), &[(INV, ".domain.devices.disks[0]")]),
+        (
+            "disk without volume",
+            json!({"domain": {"devices": {"disks": [{"name": "root"}, {"name": "other"}]}}}),
+            &[(INV, ".domain.devices.disks[1].name")],
+        ),
+        (
+            "two disks of one name",
+            json!({"domain": {"devices": {"disks": [{"name": "root"}, {"name": "root"}]}}}),
+            &[(INV, ".domain.devices.disks[1].name")],
+        ),
+        (
+            "two volumes of one name",
+            json!({"volumes": [{"name": "root", "emptyDisk": {"capacity": "1Gi"}}, {"name": "root", "emptyDisk": {"capacity": "1Gi"}}]}),
+            &[(INV, ".volumes[1].name")],
+        ),
+        (
+            "two targets",
+            disk(json!({"name": "root", "disk": {"bus": "sata"}, "cdrom": {"bus": "sata"}})),
+            &[(INV, ".domain.devices.disks[0]")],
+        ),
         ("ide", disk(json!({"name": "root", "disk": {"bus": "ide"}})), &[(INV, ".domain.devices.disks[0].disk.bus")]),
-        ("unknown bus", disk(json!({"name": "root", "disk": {"bus": "floppy"}})), &[(INV, ".domain.devices.disks[0].disk.bus")]),
-        ("virtio CD-ROM", disk(json!({"name": "root", "cdrom": {"bus": "virtio"}})), &[(INV, ".domain.devices.disks[0].cdrom.bus")]),
-        ("read-only sata disk", disk(json!({"name": "root", "disk": {"bus": "sata", "readonly": true}})), &[(INV, ".domain.devices.disks[0].disk.bus")]),
-        ("boot order 0", disk(json!({"name": "root", "bootOrder": 0, "disk": {}})), &[(INV, ".domain.devices.disks[0].bootOrder")]),
+        (
+            "unknown bus",
+            disk(json!({"name": "root", "disk": {"bus": "floppy"}})),
+            &[(INV, ".domain.devices.disks[0].disk.bus")],
+        ),
+        (
+            "virtio CD-ROM",
+            disk(json!({"name": "root", "cdrom": {"bus": "virtio"}})),
+            &[(INV, ".domain.devices.disks[0].cdrom.bus")],
+        ),
+        (
+            "read-only sata disk",
+            disk(json!({"name": "root", "disk": {"bus": "sata", "readonly": true}})),
+            &[(INV, ".domain.devices.disks[0].disk.bus")],
+        ),
+        (
+            "boot order 0",
+            disk(json!({"name": "root", "bootOrder": 0, "disk": {}})),
+            &[(INV, ".domain.devices.disks[0].bootOrder")],
+        ),
         (
             "boot order twice",
             json!({"domain": {"devices": {"disks": [{"name": "root", "bootOrder": 1}], "interfaces": [{"name": "n", "masquerade": {}, "bootOrder": 1}]}}, "networks": [{"name": "n", "pod": {}}]}),
             &[(INV, ".domain.devices.interfaces[0].bootOrder")],
         ),
-        ("serial", disk(json!({"name": "root", "serial": "a b", "disk": {}})), &[(INV, ".domain.devices.disks[0].serial")]),
-        ("cache", disk(json!({"name": "root", "cache": "fast", "disk": {}})), &[(INV, ".domain.devices.disks[0].cache")]),
+        (
+            "serial",
+            disk(json!({"name": "root", "serial": "a b", "disk": {}})),
+            &[(INV, ".domain.devices.disks[0].serial")],
+        ),
+        (
+            "cache",
+            disk(json!({"name": "root", "cache": "fast", "disk": {}})),
+            &[(INV, ".domain.devices.disks[0].cache")],
+        ),
         ("io", disk(json!({"name": "root", "io": "magic", "disk": {}})), &[(NS, ".domain.devices.disks[0].io")]),
-        ("native io with a cache", disk(json!({"name": "root", "io": "native", "disk": {}})), &[(INV, ".domain.devices.disks[0].io")]),
-        ("I/O thread on sata", disk(json!({"name": "root", "dedicatedIOThread": true, "disk": {"bus": "sata"}})), &[(NS, ".domain.devices.disks[0].dedicatedIOThread")]),
-        ("block size", disk(json!({"name": "root", "disk": {"bus": "virtio"}, "blockSize": {"custom": {"logical": 1000, "physical": 4096}}})), &[(INV, ".domain.devices.disks[0].blockSize.custom.logical")]),
-        ("disk name", json!({"domain": {"devices": {"disks": [{"name": "Root"}]}}, "volumes": [{"name": "Root", "emptyDisk": {"capacity": 1}}]}), &[(INV, ".domain.devices.disks[0].name")]),
+        (
+            "native io with a cache",
+            disk(json!({"name": "root", "io": "native", "disk": {}})),
+            &[(INV, ".domain.devices.disks[0].io")],
+        ),
+        (
+            "I/O thread on sata",
+            disk(json!({"name": "root", "dedicatedIOThread": true, "disk": {"bus": "sata"}})),
+            &[(NS, ".domain.devices.disks[0].dedicatedIOThread")],
+        ),
+        (
+            "block size",
+            disk(
+                json!({"name": "root", "disk": {"bus": "virtio"}, "blockSize": {"custom": {"logical": 1000, "physical": 4096}}}),
+            ),
+            &[(INV, ".domain.devices.disks[0].blockSize.custom.logical")],
+        ),
+        (
+            "disk name",
+            json!({"domain": {"devices": {"disks": [{"name": "Root"}]}}, "volumes": [{"name": "Root", "emptyDisk": {"capacity": 1}}]}),
+            &[(INV, ".domain.devices.disks[0].name")],
+        ),
         ("lun", disk(json!({"name": "root", "lun": {"bus": "scsi"}})), &[(NS, ".domain.devices.disks[0].lun")]),
         ("no memory", json!({"domain": {"memory": {"guest": "0"}}}), &[(INV, ".domain.memory.guest")]),
         ("negative memory", json!({"domain": {"memory": {"guest": "-1Gi"}}}), &[(INV, ".domain.memory.guest")]),
         ("memory that is none", json!({"domain": {"memory": {"guest": "much"}}}), &[(INV, ".domain.memory.guest")]),
-        ("memory request above limit", json!({"domain": {"resources": {"requests": {"memory": "2Gi"}, "limits": {"memory": "1Gi"}}}}), &[(INV, ".domain.resources.requests.memory")]),
-        ("memory request of a byte", json!({"domain": {"resources": {"requests": {"memory": "1"}}}}), &[(INV, ".domain.resources.requests.memory")]),
-        ("cpu request above limit", json!({"domain": {"resources": {"requests": {"cpu": "2"}, "limits": {"cpu": "1"}}}}), &[(INV, ".domain.resources.requests.cpu")]),
-        ("too many sockets", json!({"domain": {"cpu": {"sockets": 3, "maxSockets": 2}}}), &[(INV, ".domain.cpu.sockets")]),
+        (
+            "memory request above limit",
+            json!({"domain": {"resources": {"requests": {"memory": "2Gi"}, "limits": {"memory": "1Gi"}}}}),
+            &[(INV, ".domain.resources.requests.memory")],
+        ),
+        (
+            "memory request of a byte",
+            json!({"domain": {"resources": {"requests": {"memory": "1"}}}}),
+            &[(INV, ".domain.resources.requests.memory")],
+        ),
+        (
+            "cpu request above limit",
+            json!({"domain": {"resources": {"requests": {"cpu": "2"}, "limits": {"cpu": "1"}}}}),
+            &[(INV, ".domain.resources.requests.cpu")],
+        ),
+        (
+            "too many sockets",
+            json!({"domain": {"cpu": {"sockets": 3, "maxSockets": 2}}}),
+            &[(INV, ".domain.cpu.sockets")],
+        ),
         ("too many vCPUs", json!({"domain": {"cpu": {"sockets": 64, "cores": 8}}}), &[(INV, ".domain.cpu")]),
-        ("cpu feature policy", json!({"domain": {"cpu": {"features": [{"name": "vmx", "policy": "please"}]}}}), &[(NS, ".domain.cpu.features[0].policy")]),
-        ("dedicated CPUs", json!({"domain": {"cpu": {"dedicatedCpuPlacement": true}}}), &[(NS, ".domain.cpu.dedicatedCpuPlacement")]),
+        (
+            "cpu feature policy",
+            json!({"domain": {"cpu": {"features": [{"name": "vmx", "policy": "please"}]}}}),
+            &[(NS, ".domain.cpu.features[0].policy")],
+        ),
+        (
+            "dedicated CPUs",
+            json!({"domain": {"cpu": {"dedicatedCpuPlacement": true}}}),
+            &[(NS, ".domain.cpu.dedicatedCpuPlacement")],
+        ),
         ("machine type", json!({"domain": {"machine": {"type": "pc"}}}), &[(INV, ".domain.machine.type")]),
         ("secure boot without SMM", json!({"domain": {"firmware": {"bootloader": {"efi": {}}}}}), &[(INV, ".domain")]),
-        ("EFI and BIOS", json!({"domain": {"firmware": {"bootloader": {"efi": {"secureBoot": false}, "bios": {}}}}}), &[(INV, ".domain.firmware.bootloader")]),
-        ("kernel boot", json!({"domain": {"firmware": {"kernelBoot": {"kernelArgs": "x"}}}}), &[(NS, ".domain.firmware.kernelBoot")]),
+        (
+            "EFI and BIOS",
+            json!({"domain": {"firmware": {"bootloader": {"efi": {"secureBoot": false}, "bios": {}}}}}),
+            &[(INV, ".domain.firmware.bootloader")],
+        ),
+        (
+            "kernel boot",
+            json!({"domain": {"firmware": {"kernelBoot": {"kernelArgs": "x"}}}}),
+            &[(NS, ".domain.firmware.kernelBoot")],
+        ),
         ("TPM", json!({"domain": {"devices": {"tpm": {}}}}), &[(NS, ".domain.devices.tpm")]),
-        ("GPU", json!({"domain": {"devices": {"gpus": [{"name": "g", "deviceName": "d"}]}}}), &[(NS, ".domain.devices.gpus")]),
-        ("video that is not there", json!({"domain": {"devices": {"video": {"type": "vga"}, "autoattachGraphicsDevice": false}}}), &[(INV, ".domain.devices.video")]),
-        ("input", json!({"domain": {"devices": {"inputs": [{"name": "i", "type": "mouse", "bus": "ps2"}]}}}), &[(INV, ".domain.devices.inputs[0].bus"), (INV, ".domain.devices.inputs[0].type")]),
+        (
+            "GPU",
+            json!({"domain": {"devices": {"gpus": [{"name": "g", "deviceName": "d"}]}}}),
+            &[(NS, ".domain.devices.gpus")],
+        ),
+        (
+            "video that is not there",
+            json!({"domain": {"devices": {"video": {"type": "vga"}, "autoattachGraphicsDevice": false}}}),
+            &[(INV, ".domain.devices.video")],
+        ),
+        (
+            "input",
+            json!({"domain": {"devices": {"inputs": [{"name": "i", "type": "mouse", "bus": "ps2"}]}}}),
+            &[(INV, ".domain.devices.inputs[0].bus"), (INV, ".domain.devices.inputs[0].type")],
+        ),
         ("eviction strategy", json!({"evictionStrategy": "Pray"}), &[(INV, ".evictionStrategy")]),
         ("start strategy", json!({"startStrategy": "Running"}), &[(INV, ".startStrategy")]),
         ("host name", json!({"hostname": "a.b"}), &[(INV, ".hostname")]),
@@ -187,33 +300,118 @@ fn bad_specs() -> Vec<Row> {
         ("probe", json!({"readinessProbe": {"tcpSocket": {"port": 1}}}), &[(NS, ".readinessProbe")]),
         ("access credentials", json!({"accessCredentials": [{"userPassword": {}}]}), &[(NS, ".accessCredentials")]),
         ("volume without source", volume(json!({"name": "root"})), &[(INV, ".volumes[0]")]),
-        ("volume with two sources", volume(json!({"name": "root", "emptyDisk": {"capacity": "1Gi"}, "persistentVolumeClaim": {"claimName": "c"}})), &[(INV, ".volumes[0]")]),
-        ("claim without name", volume(json!({"name": "root", "persistentVolumeClaim": {"claimName": ""}})), &[(INV, ".volumes[0].persistentVolumeClaim.claimName")]),
-        ("disk of no size", volume(json!({"name": "root", "emptyDisk": {"capacity": "0"}})), &[(INV, ".volumes[0].emptyDisk.capacity")]),
-        ("relative path in an image", volume(json!({"name": "root", "containerDisk": {"image": "i", "path": "/../x"}})), &[(INV, ".volumes[0].containerDisk.path")]),
-        ("host disk", volume(json!({"name": "root", "hostDisk": {"path": "/x", "type": "Disk"}})), &[(NS, ".volumes[0].hostDisk")]),
-        ("cloud-init with nothing", volume(json!({"name": "root", "cloudInitNoCloud": {}})), &[(INV, ".volumes[0].cloudInitNoCloud")]),
-        ("cloud-init with two", volume(json!({"name": "root", "cloudInitNoCloud": {"userData": "a", "secretRef": {"name": "s"}}})), &[(INV, ".volumes[0].cloudInitNoCloud")]),
-        ("cloud-init too large", volume(json!({"name": "root", "cloudInitNoCloud": {"userData": "a".repeat(2049)}})), &[(INV, ".volumes[0].cloudInitNoCloud.userData")]),
-        ("cloud-init not base64", volume(json!({"name": "root", "cloudInitConfigDrive": {"userDataBase64": "***"}})), &[(INV, ".volumes[0].cloudInitConfigDrive.userDataBase64")]),
-        ("interface without network", net(json!([{"name": "n", "masquerade": {}}]), json!([])), &[(INV, ".domain.devices.interfaces[0].name")]),
+        (
+            "volume with two sources",
+            volume(
+                json!({"name": "root", "emptyDisk": {"capacity": "1Gi"}, "persistentVolumeClaim": {"claimName": "c"}}),
+            ),
+            &[(INV, ".volumes[0]")],
+        ),
+        (
+            "claim without name",
+            volume(json!({"name": "root", "persistentVolumeClaim": {"claimName": ""}})),
+            &[(INV, ".volumes[0].persistentVolumeClaim.claimName")],
+        ),
+        (
+            "disk of no size",
+            volume(json!({"name": "root", "emptyDisk": {"capacity": "0"}})),
+            &[(INV, ".volumes[0].emptyDisk.capacity")],
+        ),
+        (
+            "relative path in an image",
+            volume(json!({"name": "root", "containerDisk": {"image": "i", "path": "/../x"}})),
+            &[(INV, ".volumes[0].containerDisk.path")],
+        ),
+        (
+            "host disk",
+            volume(json!({"name": "root", "hostDisk": {"path": "/x", "type": "Disk"}})),
+            &[(NS, ".volumes[0].hostDisk")],
+        ),
+        (
+            "cloud-init with nothing",
+            volume(json!({"name": "root", "cloudInitNoCloud": {}})),
+            &[(INV, ".volumes[0].cloudInitNoCloud")],
+        ),
+        (
+            "cloud-init with two",
+            volume(json!({"name": "root", "cloudInitNoCloud": {"userData": "a", "secretRef": {"name": "s"}}})),
+            &[(INV, ".volumes[0].cloudInitNoCloud")],
+        ),
+        (
+            "cloud-init too large",
+            volume(json!({"name": "root", "cloudInitNoCloud": {"userData": "a".repeat(2049)}})),
+            &[(INV, ".volumes[0].cloudInitNoCloud.userData")],
+        ),
+        (
+            "cloud-init not base64",
+            volume(json!({"name": "root", "cloudInitConfigDrive": {"userDataBase64": "***"}})),
+            &[(INV, ".volumes[0].cloudInitConfigDrive.userDataBase64")],
+        ),
+        (
+            "interface without network",
+            net(json!([{"name": "n", "masquerade": {}}]), json!([])),
+            &[(INV, ".domain.devices.interfaces[0].name")],
+        ),
         ("network without interface", net(json!([]), json!([{"name": "n", "pod": {}}])), &[(REQ, ".networks[0].name")]),
-        ("network without type", net(json!([{"name": "n", "masquerade": {}}]), json!([{"name": "n"}])), &[(REQ, ".networks[0]"), (INV, ".domain.devices.interfaces[0].name")]),
+        (
+            "network without type",
+            net(json!([{"name": "n", "masquerade": {}}]), json!([{"name": "n"}])),
+            &[(REQ, ".networks[0]"), (INV, ".domain.devices.interfaces[0].name")],
+        ),
         (
             "two pod networks",
-            net(json!([{"name": "n", "masquerade": {}}, {"name": "m", "masquerade": {}}]), json!([{"name": "n", "pod": {}}, {"name": "m", "pod": {}}])),
+            net(
+                json!([{"name": "n", "masquerade": {}}, {"name": "m", "masquerade": {}}]),
+                json!([{"name": "n", "pod": {}}, {"name": "m", "pod": {}}]),
+            ),
             &[(DUP, ".interfaces")],
         ),
-        ("no binding", net(json!([{"name": "n"}]), json!([{"name": "n", "pod": {}}])), &[(INV, ".domain.devices.interfaces[0].name")]),
-        ("bridge", net(json!([{"name": "n", "bridge": {}}]), json!([{"name": "n", "pod": {}}])), &[(NS, ".domain.devices.interfaces[0].bridge")]),
-        ("model", nic(json!({"model": "ne1000"})), &[(NS, ".domain.devices.interfaces[0].model"), (NS, ".domain.devices.interfaces[0].model")]),
-        ("short MAC", nic(json!({"macAddress": "02:00:00:00:01"})), &[(INV, ".domain.devices.interfaces[0].macAddress")]),
-        ("malformed MAC", nic(json!({"macAddress": "02:00:00:00:00:zz"})), &[(INV, ".domain.devices.interfaces[0].macAddress")]),
-        ("reserved MAC", nic(json!({"macAddress": "02:00:00:00:00:00"})), &[(INV, ".domain.devices.interfaces[0].macAddress")]),
-        ("port out of range", nic(json!({"ports": [{"port": 0}, {"port": 70000}]})), &[(INV, ".domain.devices.interfaces[0].ports[0]"), (INV, ".domain.devices.interfaces[0].ports[1]")]),
+        (
+            "no binding",
+            net(json!([{"name": "n"}]), json!([{"name": "n", "pod": {}}])),
+            &[(INV, ".domain.devices.interfaces[0].name")],
+        ),
+        (
+            "bridge",
+            net(json!([{"name": "n", "bridge": {}}]), json!([{"name": "n", "pod": {}}])),
+            &[(NS, ".domain.devices.interfaces[0].bridge")],
+        ),
+        (
+            "model",
+            nic(json!({"model": "ne1000"})),
+            &[(NS, ".domain.devices.interfaces[0].model"), (NS, ".domain.devices.interfaces[0].model")],
+        ),
+        (
+            "short MAC",
+            nic(json!({"macAddress": "02:00:00:00:01"})),
+            &[(INV, ".domain.devices.interfaces[0].macAddress")],
+        ),
+        (
+            "malformed MAC",
+            nic(json!({"macAddress": "02:00:00:00:00:zz"})),
+            &[(INV, ".domain.devices.interfaces[0].macAddress")],
+        ),
+        (
+            "reserved MAC",
+            nic(json!({"macAddress": "02:00:00:00:00:00"})),
+            &[(INV, ".domain.devices.interfaces[0].macAddress")],
+        ),
+        (
+            "port out of range",
+            nic(json!({"ports": [{"port": 0}, {"port": 70000}]})),
+            &[(INV, ".domain.devices.interfaces[0].ports[0]"), (INV, ".domain.devices.interfaces[0].ports[1]")],
+        ),
         ("port missing", nic(json!({"ports": [{"name": "a"}]})), &[(REQ, ".domain.devices.interfaces[0].ports[0]")]),
-        ("port names", nic(json!({"ports": [{"name": "a", "port": 1}, {"name": "a", "port": 2}]})), &[(DUP, ".domain.devices.interfaces[0].ports[1].name")]),
-        ("port protocol", nic(json!({"ports": [{"port": 1, "protocol": "SCTP"}]})), &[(INV, ".domain.devices.interfaces[0].ports[0].protocol")]),
+        (
+            "port names",
+            nic(json!({"ports": [{"name": "a", "port": 1}, {"name": "a", "port": 2}]})),
+            &[(DUP, ".domain.devices.interfaces[0].ports[1].name")],
+        ),
+        (
+            "port protocol",
+            nic(json!({"ports": [{"port": 1, "protocol": "SCTP"}]})),
+            &[(INV, ".domain.devices.interfaces[0].ports[0].protocol")],
+        ),
     ]
 }
 
@@ -226,7 +424,8 @@ fn bad_specs_are_refused_by_field_in_both_kinds() {
             let status = ask(input(kind, object)).expect_err(what);
             assert_eq!((status.code, status.reason.as_str()), (422, "Invalid"), "{what}");
             let got: Vec<(String, String)> = status.causes().into_iter().map(|(r, f, _)| (r, f)).collect();
-            let want: Vec<(String, String)> = want.iter().map(|(r, f)| ((*r).to_owned(), format!("{base}{f}"))).collect();
+            let want: Vec<(String, String)> =
+                want.iter().map(|(r, f)| ((*r).to_owned(), format!("{base}{f}"))).collect();
             assert_eq!(got, want, "{kind}: {what}: {status}");
         }
     }
@@ -239,10 +438,18 @@ fn good_specs_are_accepted() {
         ("more memory than any node has", json!({"domain": {"memory": {"guest": "100Ti"}}}), 0),
         ("memory from requests", json!({"domain": {"memory": null, "resources": {"requests": {"memory": "64M"}}}}), 0),
         ("no interface at all", json!({"domain": {"devices": {"autoattachPodInterface": false}}}), 0),
-        ("cloud-init of 2048 bytes", json!({"volumes": [{"name": "root", "cloudInitNoCloud": {"userData": "a".repeat(2048)}}]}), 0),
+        (
+            "cloud-init of 2048 bytes",
+            json!({"volumes": [{"name": "root", "cloudInitNoCloud": {"userData": "a".repeat(2048)}}]}),
+            0,
+        ),
         ("EFI", json!({"domain": {"firmware": {"bootloader": {"efi": {}}}, "features": {"smm": {}}}}), 0),
         ("hints", json!({"evictionStrategy": "LiveMigrate", "domain": {"cpu": {"sockets": 1, "maxSockets": 4}}}), 2),
-        ("everything empty", json!({"accessCredentials": [], "domain": {"devices": {"gpus": [], "useVirtioTransitional": false}, "features": {}, "resources": {}}}), 0),
+        (
+            "everything empty",
+            json!({"accessCredentials": [], "domain": {"devices": {"gpus": [], "useVirtioTransitional": false}, "features": {}, "resources": {}}}),
+            0,
+        ),
         (
             "all of a NIC",
             json!({"domain": {"devices": {"interfaces": [{"name": "n_1", "masquerade": {}, "model": "e1000e", "macAddress": "02-aa-bb-cc-dd-ee", "state": "down",
@@ -269,7 +476,11 @@ fn the_shell_of_a_machine() {
         ("no template", json!({"template": null}), Err("spec.template")),
         ("instance type", json!({"instancetype": {"name": "x"}}), Err("spec.instancetype")),
         ("DataVolumes", json!({"dataVolumeTemplates": [{"metadata": {"name": "x"}}]}), Err("spec.dataVolumeTemplates")),
-        ("sidecar", json!({"template": {"metadata": {"annotations": {"hooks.kubevirt.io/hookSidecars": "[]"}}}}), Err("spec.template.metadata.annotations")),
+        (
+            "sidecar",
+            json!({"template": {"metadata": {"annotations": {"hooks.kubevirt.io/hookSidecars": "[]"}}}}),
+            Err("spec.template.metadata.annotations"),
+        ),
         ("running alone", json!({"running": true, "runStrategy": null}), Ok(1)),
         ("once", json!({"runStrategy": "Once"}), Ok(0)),
         ("no memory", json!({"template": {"spec": {"domain": {"memory": null}}}}), Ok(1)),
@@ -278,7 +489,9 @@ fn the_shell_of_a_machine() {
         merge(&mut object["spec"], &patch);
         match (ask(input("VirtualMachine", object)), want) {
             (Ok(out), Ok(n)) => assert_eq!(out.warnings.len(), n, "{what}: {:?}", out.warnings),
-            (Err(s), Err(field)) => assert_eq!(s.causes().first().map(|c| c.1.clone()).as_deref(), Some(field), "{what}"),
+            (Err(s), Err(field)) => {
+                assert_eq!(s.causes().first().map(|c| c.1.clone()).as_deref(), Some(field), "{what}")
+            }
             (got, want) => panic!("{what}: {got:?}, wanted {want:?}"),
         }
     }
@@ -286,14 +499,17 @@ fn the_shell_of_a_machine() {
 
 #[test]
 fn an_instance_without_memory_is_refused() {
-    let status = ask(input("VirtualMachineInstance", vmi(spec_with(&json!({"domain": {"memory": null}}))))).unwrap_err();
+    let status =
+        ask(input("VirtualMachineInstance", vmi(spec_with(&json!({"domain": {"memory": null}}))))).unwrap_err();
     assert_eq!(status.causes(), [("FieldValueRequired".to_owned(), String::new(), "no memory requested".to_owned())]);
 }
 
 #[test]
 fn at_most_ten_causes() {
     let disks: Vec<Value> = (0..20).map(|i| json!({"name": format!("d{i}")})).collect();
-    let status = ask(input("VirtualMachineInstance", vmi(spec_with(&json!({"domain": {"devices": {"disks": disks}}}))))).unwrap_err();
+    let status =
+        ask(input("VirtualMachineInstance", vmi(spec_with(&json!({"domain": {"devices": {"disks": disks}}})))))
+            .unwrap_err();
     assert_eq!(status.causes().len(), 10);
     assert!(status.message.ends_with("more validation errors"), "{status}");
 }
@@ -310,12 +526,18 @@ fn instances_belong_to_the_control_plane() {
     // Spec: refused for users.
     let spec_change = changed(|o| o["spec"]["terminationGracePeriodSeconds"] = json!(1));
     let status = ask(spec_change.clone()).unwrap_err();
-    assert_eq!((status.code, status.message.as_str(), status.causes()[0].0.as_str()), (422, "update of VMI object is restricted", "FieldValueNotSupported"));
+    assert_eq!(
+        (status.code, status.message.as_str(), status.causes()[0].0.as_str()),
+        (422, "update of VMI object is restricted", "FieldValueNotSupported")
+    );
     assert!(ask(AdmissionInput { user: controller.clone(), ..spec_change }).is_ok());
     // Status: put back without a word.
     let status_change = changed(|o| o["status"]["phase"] = json!("Running"));
     assert_eq!(ask(status_change.clone()).unwrap().object, old);
-    assert_eq!(ask(AdmissionInput { user: controller.clone(), ..status_change }).unwrap().object["status"]["phase"], "Running");
+    assert_eq!(
+        ask(AdmissionInput { user: controller.clone(), ..status_change }).unwrap().object["status"]["phase"],
+        "Running"
+    );
     // Labels: the reserved ones are refused, others are free.
     let label = changed(|o| o["metadata"]["labels"] = json!({"kubevirt.io/nodeName": "n"}));
     assert_eq!(ask(label.clone()).unwrap_err().causes()[0].1, "metadata.labels");
@@ -326,7 +548,10 @@ fn instances_belong_to_the_control_plane() {
     assert_eq!(ask(input("VirtualMachineInstance", forged)).unwrap_err().causes()[0].1, "metadata.labels");
     // What the controller promised does not change either.
     let max = changed(|o| o["spec"]["domain"]["cpu"]["maxSockets"] = json!(9));
-    assert_eq!(ask(AdmissionInput { user: controller, ..max }).unwrap_err().causes()[0].1, "spec.domain.cpu.maxSockets");
+    assert_eq!(
+        ask(AdmissionInput { user: controller, ..max }).unwrap_err().causes()[0].1,
+        "spec.domain.cpu.maxSockets"
+    );
 }
 
 #[test]
@@ -357,12 +582,14 @@ fn requests_that_nobody_carries_out_are_refused() {
     let old = vm(spec());
     let mut new = old.clone();
     new["status"] = json!({"volumeRequests": [{"removeVolumeOptions": {"name": "x"}}]});
-    let ask_status = |o: Value, n: Value| ask(AdmissionInput { subresource: "status".into(), ..update("VirtualMachine", o, n) });
+    let ask_status =
+        |o: Value, n: Value| ask(AdmissionInput { subresource: "status".into(), ..update("VirtualMachine", o, n) });
     assert_eq!(ask_status(old.clone(), new).unwrap_err().causes()[0].1, "status.volumeRequests");
     let mut fine = old.clone();
     fine["status"] = json!({"stateChangeRequests": [{"action": "Start"}]});
     assert_eq!(ask_status(old, fine.clone()).unwrap().object, fine);
-    for kind in ["VirtualMachineInstanceReplicaSet", "VirtualMachineInstanceMigration", "VirtualMachineInstancePreset"] {
+    for kind in ["VirtualMachineInstanceReplicaSet", "VirtualMachineInstanceMigration", "VirtualMachineInstancePreset"]
+    {
         assert_eq!(ask(input(kind, json!({"metadata": {"name": "a"}}))).unwrap_err().code, 422);
     }
 }

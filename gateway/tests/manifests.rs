@@ -6,8 +6,16 @@ use std::path::PathBuf;
 
 /// Kinds of which the gateway knows nothing yet: they have no definition, so the API server answers 404.
 const NO_KIND: &[&str] = &[
-    "MigrationPolicy", "PriorityClass", "ResourceClaimTemplate", "VirtualMachineClusterInstancetype", "VirtualMachineInstancetype", "VirtualMachinePool",
-    "VirtualMachinePreference", "VirtualMachineClusterPreference", "ConfigMap", "Namespace",
+    "MigrationPolicy",
+    "PriorityClass",
+    "ResourceClaimTemplate",
+    "VirtualMachineClusterInstancetype",
+    "VirtualMachineInstancetype",
+    "VirtualMachinePool",
+    "VirtualMachinePreference",
+    "VirtualMachineClusterPreference",
+    "ConfigMap",
+    "Namespace",
 ];
 
 /// Refused manifests and the field that is to blame.
@@ -39,7 +47,8 @@ const REFUSED: &[(&str, &str)] = &[
 
 #[test]
 fn every_manifest_is_accepted_or_refused_by_field() {
-    let shared = std::env::var_os("SHARED").map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../shared"), PathBuf::from);
+    let shared = std::env::var_os("SHARED")
+        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../shared"), PathBuf::from);
     let folder = shared.join("cases/manifests");
     let Ok(entries) = std::fs::read_dir(&folder) else {
         println!("SKIPPED: no {}", folder.display());

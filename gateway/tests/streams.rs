@@ -25,7 +25,9 @@ async fn open(world: &World, path: &str, user: Option<&str>) -> Result<(Socket, 
     let stream = TcpStream::connect(world.address).await.unwrap();
     match tokio_tungstenite::client_async(request, stream).await {
         Ok((socket, response)) => Ok((socket, response.headers().clone())),
-        Err(Error::Http(r)) => Err((r.status(), String::from_utf8_lossy(r.body().as_deref().unwrap_or_default()).into_owned())),
+        Err(Error::Http(r)) => {
+            Err((r.status(), String::from_utf8_lossy(r.body().as_deref().unwrap_or_default()).into_owned()))
+        }
         Err(e) => panic!("{path}: {e}"),
     }
 }

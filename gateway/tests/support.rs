@@ -93,7 +93,10 @@ impl NodeAgent for FakeAgent {
     type SessionStream = Down<AgentMessage>;
     type StreamStream = Down<StreamChunk>;
 
-    async fn session(&self, _: tonic::Request<tonic::Streaming<ControllerMessage>>) -> Result<tonic::Response<Self::SessionStream>, tonic::Status> {
+    async fn session(
+        &self,
+        _: tonic::Request<tonic::Streaming<ControllerMessage>>,
+    ) -> Result<tonic::Response<Self::SessionStream>, tonic::Status> {
         Err(tonic::Status::unimplemented("no session here"))
     }
 
@@ -107,9 +110,13 @@ impl NodeAgent for FakeAgent {
         Ok(tonic::Response::new(reply.unwrap_or(VerbReply { ok: true, ..VerbReply::default() })))
     }
 
-    async fn stream(&self, request: tonic::Request<tonic::Streaming<StreamChunk>>) -> Result<tonic::Response<Self::StreamStream>, tonic::Status> {
+    async fn stream(
+        &self,
+        request: tonic::Request<tonic::Streaming<StreamChunk>>,
+    ) -> Result<tonic::Response<Self::StreamStream>, tonic::Status> {
         let mut up = request.into_inner();
-        let open = up.message().await?.and_then(|c| c.open).ok_or_else(|| tonic::Status::invalid_argument("no open"))?;
+        let open =
+            up.message().await?.and_then(|c| c.open).ok_or_else(|| tonic::Status::invalid_argument("no open"))?;
         if open.preserve_session {
             return Err(tonic::Status::unavailable("active VNC connection, request denied"));
         }
@@ -154,7 +161,12 @@ pub async fn world() -> World {
 pub async fn world_with(authorization: Authorization) -> World {
     let folder = tempfile::tempdir().unwrap();
     let pki = Pki::open(&folder.path().join("pki")).unwrap();
-    let server = ApiServer::new(Arc::new(Memory::new()), server::Config { token_key: b"a key for tests".to_vec(), ..server::Config::default() }).await.unwrap();
+    let server = ApiServer::new(
+        Arc::new(Memory::new()),
+        server::Config { token_key: b"a key for tests".to_vec(), ..server::Config::default() },
+    )
+    .await
+    .unwrap();
     let tls = |i: embedded::pki::Identity| Tls { ca: pki.ca().to_owned(), cert: i.cert, key: i.key };
     let config = Config {
         // With the rights that the cluster gives it, and no more.
@@ -195,7 +207,8 @@ pub async fn world_with(authorization: Authorization) -> World {
 
     let world = World { server, gateway, seen, address, _folder: folder };
     for crd in api::crd::all() {
-        let (code, made) = world.ask("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", Some(crd)).await;
+        let (code, made) =
+            world.ask("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", Some(crd)).await;
         assert_eq!(code, 201, "{made}");
     }
     for object in embedded::cluster::bootstrap::objects() {
@@ -208,7 +221,8 @@ pub async fn world_with(authorization: Authorization) -> World {
         let code = world.ask("POST", &format!("/apis/rbac.authorization.k8s.io/v1/{plural}"), Some(object)).await.0;
         assert!(code == 201 || code == 409, "{code}");
     }
-    let node = json!({"metadata": {"name": NODE, "annotations": {"virtfold.io/agent-address": agent_address.to_string()}}});
+    let node =
+        json!({"metadata": {"name": NODE, "annotations": {"virtfold.io/agent-address": agent_address.to_string()}}});
     assert_eq!(world.ask("POST", "/api/v1/nodes", Some(node)).await.0, 201);
     world
 }
@@ -232,7 +246,8 @@ impl World {
     pub async fn verb(&self, method: &str, what: &str, body: Option<Value>) -> (u16, Value) {
         let (resource, verb) = what.split_once('/').unwrap();
         let resource = if resource == "vm" { "virtualmachines" } else { "virtualmachineinstances" };
-        self.ask(method, &format!("/apis/subresources.kubevirt.io/v1/namespaces/default/{resource}/a/{verb}"), body).await
+        self.ask(method, &format!("/apis/subresources.kubevirt.io/v1/namespaces/default/{resource}/a/{verb}"), body)
+            .await
     }
 
     pub async fn vm(&self) -> Value {
@@ -255,7 +270,9 @@ impl World {
         let vmi = json!({"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "metadata": {"name": "a"},
             "spec": {"domain": {"devices": {}, "memory": {"guest": "64Mi"}}}, "status": whole});
         let controller = Who::system("system:virtfold:controller");
-        let (code, made) = self.ask_as(&controller, "POST", "/apis/kubevirt.io/v1/namespaces/default/virtualmachineinstances", Some(vmi)).await;
+        let (code, made) = self
+            .ask_as(&controller, "POST", "/apis/kubevirt.io/v1/namespaces/default/virtualmachineinstances", Some(vmi))
+            .await;
         assert_eq!(code, 201, "{made}");
         made
     }
@@ -263,13 +280,26 @@ impl World {
     /// Changes the instance as the controller would.
     pub async fn patch_vmi(&self, patch: Value) -> Value {
         let controller = Who::system("system:virtfold:controller");
-        let (code, now) = self.ask_as(&controller, "PATCH", "/apis/kubevirt.io/v1/namespaces/default/virtualmachineinstances/a", Some(patch)).await;
+        let (code, now) = self
+            .ask_as(
+                &controller,
+                "PATCH",
+                "/apis/kubevirt.io/v1/namespaces/default/virtualmachineinstances/a",
+                Some(patch),
+            )
+            .await;
         assert_eq!(code, 200, "{now}");
         now
     }
 
     pub async fn patch_vm_status(&self, patch: Value) {
-        let (code, now) = self.ask("PATCH", "/apis/kubevirt.io/v1/namespaces/default/virtualmachines/a/status", Some(json!({"status": patch}))).await;
+        let (code, now) = self
+            .ask(
+                "PATCH",
+                "/apis/kubevirt.io/v1/namespaces/default/virtualmachines/a/status",
+                Some(json!({"status": patch})),
+            )
+            .await;
         assert_eq!(code, 200, "{now}");
     }
 }

@@ -23,7 +23,10 @@ async fn discovery_and_health() {
     let world = world().await;
     for version in ["v1", "v1alpha3"] {
         let (code, list) = world.ask("GET", &format!("/apis/subresources.kubevirt.io/{version}"), None).await;
-        assert_eq!((code, list["kind"].as_str(), list["groupVersion"].as_str()), (200, Some("APIResourceList"), Some(format!("subresources.kubevirt.io/{version}").as_str())));
+        assert_eq!(
+            (code, list["kind"].as_str(), list["groupVersion"].as_str()),
+            (200, Some("APIResourceList"), Some(format!("subresources.kubevirt.io/{version}").as_str()))
+        );
         assert!(list["resources"].as_array().unwrap().iter().any(|r| r["name"] == "virtualmachineinstances/console"));
     }
     let (code, version) = world.ask("GET", "/apis/subresources.kubevirt.io/v1/version", None).await;
@@ -67,11 +70,20 @@ async fn a_machine_is_started_and_stopped_by_its_strategy() {
     assert_eq!(vm["spec"]["runStrategy"], "Always");
     assert_ne!(vm["metadata"]["annotations"]["virtfold.io/traceparent"], trace, "a new operation is a new trace");
     let (code, status) = world.verb("PUT", "vm/start", None).await;
-    assert_eq!((code, message(&status)), (409, "Operation cannot be fulfilled on virtualmachine.kubevirt.io \"a\": Always does not support manual start requests"));
+    assert_eq!(
+        (code, message(&status)),
+        (
+            409,
+            "Operation cannot be fulfilled on virtualmachine.kubevirt.io \"a\": Always does not support manual start requests"
+        )
+    );
     assert_eq!(world.verb("PUT", "vm/stop", None).await.0, 202);
     assert_eq!(world.vm().await["spec"]["runStrategy"], "Halted");
     let (code, status) = world.verb("PUT", "vm/stop", None).await;
-    assert_eq!((code, message(&status)), (409, "Operation cannot be fulfilled on virtualmachine.kubevirt.io \"a\": VM is not running"));
+    assert_eq!(
+        (code, message(&status)),
+        (409, "Operation cannot be fulfilled on virtualmachine.kubevirt.io \"a\": VM is not running")
+    );
     // Paused: a request instead of a strategy, which would forget it.
     assert_eq!(world.verb("PUT", "vm/start", Some(json!({"paused": true}))).await.0, 202);
     assert_eq!(requests(&world).await, json!([{"action": "Start", "data": {"paused": "true"}}]));
@@ -87,7 +99,10 @@ async fn a_manual_machine_is_asked_by_requests() {
     assert_eq!(world.verb("PUT", "vm/start", None).await.0, 202);
     assert_eq!(requests(&world).await, json!([{"action": "Start"}]));
     let (code, status) = world.verb("PUT", "vm/start", None).await;
-    assert_eq!((code, message(&status)), (500, "Internal error occurred: unable to complete request: stop/start already underway"));
+    assert_eq!(
+        (code, message(&status)),
+        (500, "Internal error occurred: unable to complete request: stop/start already underway")
+    );
     let vmi = world.make_vmi(json!({})).await;
     let stop = json!({"action": "Stop", "uid": vmi["metadata"]["uid"]});
     // A stop takes the place of whatever waits, and shortens the grace first.
@@ -103,7 +118,10 @@ async fn a_manual_machine_is_asked_by_requests() {
     assert_eq!(world.verb("PUT", "vm/restart", Some(json!({"gracePeriodSeconds": 0}))).await.0, 202);
     assert_eq!(requests(&world).await, json!([stop, {"action": "Start"}]));
     let (code, status) = world.verb("PUT", "vm/start", None).await;
-    assert_eq!((code, message(&status)), (409, "Operation cannot be fulfilled on virtualmachine.kubevirt.io \"a\": VM is already running"));
+    assert_eq!(
+        (code, message(&status)),
+        (409, "Operation cannot be fulfilled on virtualmachine.kubevirt.io \"a\": VM is already running")
+    );
 }
 
 #[tokio::test]
@@ -136,15 +154,28 @@ async fn pause_and_unpause_reach_the_agent() {
     world.make_vmi(json!({})).await;
     assert_eq!(world.verb("PUT", "vmi/pause", None).await, (200, json!("")));
     let (code, status) = world.verb("PUT", "vmi/unpause", None).await;
-    assert_eq!((code, message(&status)), (409, "Operation cannot be fulfilled on virtualmachineinstance.kubevirt.io \"a\": VMI is not paused"));
+    assert_eq!(
+        (code, message(&status)),
+        (409, "Operation cannot be fulfilled on virtualmachineinstance.kubevirt.io \"a\": VMI is not paused")
+    );
     world.patch_vmi(json!({"status": {"conditions": serde_json::from_str::<Value>(PAUSED).unwrap()}})).await;
     let (code, status) = world.verb("PUT", "vmi/pause", None).await;
-    assert_eq!((code, message(&status)), (409, "Operation cannot be fulfilled on virtualmachineinstance.kubevirt.io \"a\": VMI is already paused"));
+    assert_eq!(
+        (code, message(&status)),
+        (409, "Operation cannot be fulfilled on virtualmachineinstance.kubevirt.io \"a\": VMI is already paused")
+    );
     assert_eq!(world.verb("PUT", "vmi/unpause", Some(json!({"dryRun": ["All"]}))).await.0, 200);
     assert_eq!(world.verb("PUT", "vmi/unpause", None).await.0, 200);
     assert_eq!(world.verb("PUT", "vmi/freeze", Some(json!({"unfreezeTimeout": "10s"}))).await.0, 200);
     let verbs = world.seen.verbs.lock().unwrap().clone();
-    assert_eq!(verbs, [("pause".into(), json!({})), ("unpause".into(), json!({})), ("freeze".into(), json!({"unfreezeTimeout": "10s"}))]);
+    assert_eq!(
+        verbs,
+        [
+            ("pause".into(), json!({})),
+            ("unpause".into(), json!({})),
+            ("freeze".into(), json!({"unfreezeTimeout": "10s"}))
+        ]
+    );
 }
 
 #[tokio::test]
@@ -152,7 +183,10 @@ async fn what_the_agent_answers_is_told() {
     let world = world().await;
     world.make_vmi(json!({})).await;
     for (reason, code) in [("already-paused", 409), ("not-running", 409), ("failed", 500), ("unsupported", 400)] {
-        world.seen.replies.lock().unwrap().insert("pause".into(), VerbReply { ok: false, reason: reason.into(), message: "because".into(), ..VerbReply::default() });
+        world.seen.replies.lock().unwrap().insert(
+            "pause".into(),
+            VerbReply { ok: false, reason: reason.into(), message: "because".into(), ..VerbReply::default() },
+        );
         assert_eq!(world.verb("PUT", "vmi/pause", None).await.0, code, "{reason}");
     }
     // Guest information: plain text where there is none, the agent's JSON otherwise.
@@ -161,7 +195,10 @@ async fn what_the_agent_answers_is_told() {
     assert!(text.as_str().unwrap().contains("does not have guest agent connected"), "{text}");
     world.patch_vmi(json!({"status": {"conditions": [{"type": "AgentConnected", "status": "True"}]}})).await;
     let info = json!({"kind": "VirtualMachineInstanceGuestAgentInfo", "hostname": "h"});
-    world.seen.replies.lock().unwrap().insert("guestosinfo".into(), VerbReply { ok: true, body: info.to_string().into_bytes().into(), ..VerbReply::default() });
+    world.seen.replies.lock().unwrap().insert(
+        "guestosinfo".into(),
+        VerbReply { ok: true, body: info.to_string().into_bytes().into(), ..VerbReply::default() },
+    );
     assert_eq!(world.verb("GET", "vmi/guestosinfo", None).await, (200, info));
     // A node without an agent, an agent that is not there, and one that is somebody else.
     let node = format!("/api/v1/nodes/{NODE}");
@@ -204,7 +241,11 @@ async fn the_api_server_authorises_and_so_can_the_gateway() {
     let ask = |user: &'static str, group: &'static str| {
         let router = world.gateway.router();
         async move {
-            let request = Request::builder().method("PUT").uri(path).header("x-remote-user", user).header("x-remote-group", group);
+            let request = Request::builder()
+                .method("PUT")
+                .uri(path)
+                .header("x-remote-user", user)
+                .header("x-remote-group", group);
             router.oneshot(request.body(axum::body::Body::empty()).unwrap()).await.unwrap().status().as_u16()
         }
     };
@@ -222,7 +263,8 @@ async fn admission_sits_in_the_api_server() {
     let path = "/apis/kubevirt.io/v1/namespaces/default/virtualmachines";
     let (code, status) = world.ask("POST", path, Some(vm)).await;
     assert_eq!((code, &status["reason"]), (422, &json!("Invalid")));
-    let fields: Vec<&str> = status["details"]["causes"].as_array().unwrap().iter().map(|c| c["field"].as_str().unwrap()).collect();
+    let fields: Vec<&str> =
+        status["details"]["causes"].as_array().unwrap().iter().map(|c| c["field"].as_str().unwrap()).collect();
     assert_eq!(fields, ["spec.running", "spec.template.spec.domain.devices.tpm"]);
     // The schema comes first.
     let wrong = json!({"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "metadata": {"name": "bad"}, "spec": {"runStrategy": 1}});

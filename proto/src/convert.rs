@@ -185,11 +185,9 @@ impl From<AckResult> for agent::ack::Result {
         match r {
             AckResult::Accepted => Self::Accepted(agent::Accepted {}),
             AckResult::Done { detail } => Self::Done(agent::Done { detail }),
-            AckResult::Refused { reason, message, rv_seen } => Self::Refused(agent::Refused {
-                reason: reason.name().into(),
-                message,
-                rv_seen: rv_seen.to_string(),
-            }),
+            AckResult::Refused { reason, message, rv_seen } => {
+                Self::Refused(agent::Refused { reason: reason.name().into(), message, rv_seen: rv_seen.to_string() })
+            }
         }
     }
 }

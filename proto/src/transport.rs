@@ -40,7 +40,12 @@ const CONNECT: Duration = Duration::from_secs(5);
 const KEEPALIVE: Duration = Duration::from_secs(5);
 
 /// A channel to the agent of `node` at `address`. Fails where it cannot be reached, or is not who it should be.
-pub async fn channel(dial: Dial, tls: &Tls, node: &str, address: SocketAddr) -> Result<Channel, tonic::transport::Error> {
+pub async fn channel(
+    dial: Dial,
+    tls: &Tls,
+    node: &str,
+    address: SocketAddr,
+) -> Result<Channel, tonic::transport::Error> {
     let config = ClientTlsConfig::new()
         .ca_certificate(Certificate::from_pem(&tls.ca))
         .identity(Identity::from_pem(&tls.cert, &tls.key))

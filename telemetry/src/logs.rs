@@ -11,9 +11,8 @@ const QUIET: &str = "h2=warn,hyper=warn,hyper_util=warn,tower=warn,tonic=warn,ku
 pub(crate) fn init(options: &Options) -> Result<(), Error> {
     let wanted = std::env::var("VIRTFOLD_LOG").unwrap_or_else(|_| options.log_filter.clone());
     let wanted = if wanted.is_empty() { "info".to_owned() } else { wanted };
-    let filter = EnvFilter::builder()
-        .parse(format!("{QUIET},{wanted}"))
-        .map_err(|e| Error::Filter(wanted.clone(), e))?;
+    let filter =
+        EnvFilter::builder().parse(format!("{QUIET},{wanted}")).map_err(|e| Error::Filter(wanted.clone(), e))?;
     let fmt = tracing_subscriber::fmt::layer();
     let layer = match &options.log_file {
         Some(path) => {

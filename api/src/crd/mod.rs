@@ -67,8 +67,20 @@ const KINDS: &[Kind] = &[
         short: &["vmirs", "vmirss"],
         columns: &[
             ("Desired", "integer", ".spec.replicas", "Number of desired VirtualMachineInstances", 0),
-            ("Current", "integer", ".status.replicas", "Number of managed and not final or deleted VirtualMachineInstances", 0),
-            ("Ready", "integer", ".status.readyReplicas", "Number of managed VirtualMachineInstances which are ready to receive traffic", 0),
+            (
+                "Current",
+                "integer",
+                ".status.replicas",
+                "Number of managed and not final or deleted VirtualMachineInstances",
+                0,
+            ),
+            (
+                "Ready",
+                "integer",
+                ".status.readyReplicas",
+                "Number of managed VirtualMachineInstances which are ready to receive traffic",
+                0,
+            ),
             AGE,
         ],
         subresources: Some(status_and_scale),
@@ -145,7 +157,8 @@ fn definition(k: &Kind, library: &schema::Library) -> Value {
         })
         .collect();
     let version = |name: &str, deprecated: bool| {
-        let mut v = json!({"name": name, "served": true, "storage": name == k.storage, "schema": {"openAPIV3Schema": root}});
+        let mut v =
+            json!({"name": name, "served": true, "storage": name == k.storage, "schema": {"openAPIV3Schema": root}});
         if deprecated {
             v["deprecated"] = json!(true);
             v["deprecationWarning"] = json!(format!("kubevirt.io/{name} {} is deprecated", k.kind));

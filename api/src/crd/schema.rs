@@ -20,8 +20,7 @@ use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
 /// Pattern of a Kubernetes quantity.
-const QUANTITY: &str =
-    r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$";
+const QUANTITY: &str = r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$";
 
 /// One line of a file with the lines below it.
 struct Line<'a> {
@@ -96,7 +95,9 @@ impl<'a> Library<'a> {
             "num" => json!({"type": "number"}),
             "time" => json!({"type": "string", "format": "date-time"}),
             "ios" => json!({"anyOf": [{"type": "integer"}, {"type": "string"}], "x-kubernetes-int-or-string": true}),
-            "qty" => json!({"anyOf": [{"type": "integer"}, {"type": "string"}], "pattern": QUANTITY, "x-kubernetes-int-or-string": true}),
+            "qty" => {
+                json!({"anyOf": [{"type": "integer"}, {"type": "string"}], "pattern": QUANTITY, "x-kubernetes-int-or-string": true})
+            }
             "obj" => json!({"type": "object"}),
             name if name.starts_with(|c: char| c.is_ascii_uppercase()) => match self.types.get(name) {
                 Some(line) => self.build(line),
@@ -123,7 +124,11 @@ impl<'a> Library<'a> {
                         }
                         let fields = out.entry("properties").or_insert_with(|| json!({}));
                         if let Some(fields) = fields.as_object_mut() {
-                            assert!(fields.insert(name.into(), schema.clone()).is_none(), "{}: {name} is declared twice", child.at);
+                            assert!(
+                                fields.insert(name.into(), schema.clone()).is_none(),
+                                "{}: {name} is declared twice",
+                                child.at
+                            );
                         }
                     }
                 }
@@ -158,7 +163,9 @@ fn take<'a>(rows: &mut &[(String, usize, &'a str)], depth: usize) -> Option<Line
     let at = at.clone();
     *rows = rest;
     let (head, doc) = text.split_once(" -- ").unwrap_or((text, ""));
-    let (names, kind, attributes) = if let Some(rest) = head.strip_prefix("... ").map(|r| ("...", r)).or(head.strip_prefix("@ ").map(|r| ("@", r))) {
+    let (names, kind, attributes) = if let Some(rest) =
+        head.strip_prefix("... ").map(|r| ("...", r)).or(head.strip_prefix("@ ").map(|r| ("@", r)))
+    {
         (Vec::new(), rest.0, rest.1.split(' ').collect())
     } else {
         let Some((names, rest)) = head.split_once(':') else { panic!("{at}: no colon") };

@@ -34,7 +34,8 @@ pub async fn relay(netns: &Netns, endpoint: &str) -> anyhow::Result<String> {
         .with_context(|| format!("--otlp-endpoint {endpoint}: only http:// is supported"))?
         .trim_end_matches('/')
         .to_owned();
-    let listener = netns.listen(COLLECTOR).await.with_context(|| format!("cannot listen on {COLLECTOR} inside of the cluster"))?;
+    let listener =
+        netns.listen(COLLECTOR).await.with_context(|| format!("cannot listen on {COLLECTOR} inside of the cluster"))?;
     tokio::spawn(async move {
         while let Ok((mut inside, _)) = listener.accept().await {
             let target = target.clone();

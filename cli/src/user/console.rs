@@ -2,7 +2,7 @@
 
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures::{SinkExt, StreamExt};
 use nix::sys::termios::{self, SetArg, Termios};
@@ -56,14 +56,7 @@ pub async fn run(options: args::Console) -> anyhow::Result<u8> {
         Kind::Vmi.plural(),
         machine.name
     );
-    let end = Instant::now() + Duration::from_secs(options.timeout);
-    let socket = loop {
-        match stream::open(&cluster.client, &path).await {
-            Ok(socket) => break socket,
-            Err(error) if Instant::now() >= end => return Err(error),
-            Err(_) => tokio::time::sleep(Duration::from_millis(250)).await,
-        }
-    };
+    let socket = stream::open(&cluster.client, &path, Duration::from_secs(options.timeout)).await?;
     let terminal = std::io::stdin().is_terminal();
     if terminal {
         eprint!("Connected to {}; the escape sequence is ctrl-]\r\n", machine.name);

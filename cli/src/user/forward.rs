@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::Stdio;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use kube::Client;
@@ -19,7 +20,7 @@ async fn serve(listener: TcpListener, client: Client, path: String) {
         let (client, path) = (client.clone(), path.clone());
         tokio::spawn(async move {
             let _ = connection.set_nodelay(true);
-            let result = match stream::open(&client, &path).await {
+            let result = match stream::open(&client, &path, Duration::ZERO).await {
                 Ok(socket) => stream::copy(socket, connection).await,
                 Err(error) => Err(error),
             };
@@ -41,7 +42,7 @@ pub async fn vnc(options: args::Vnc) -> anyhow::Result<u8> {
         machine.name
     );
     // Said now rather than when a viewer comes.
-    drop(stream::open(&cluster.client, &path).await?);
+    drop(stream::open(&cluster.client, &path, Duration::ZERO).await?);
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, options.port));
     let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
     let port = listener.local_addr()?.port();

@@ -1,6 +1,8 @@
 //! Byte streams to a machine: a websocket with KubeVirt's `plain.kubevirt.io` subprotocol.
 
-use anyhow::{Context, anyhow, bail};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
 use futures::{SinkExt, StreamExt};
 use http::header::{
     CONNECTION, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_PROTOCOL, SEC_WEBSOCKET_VERSION, UPGRADE,
@@ -19,8 +21,37 @@ use super::cluster::plain;
 /// An open stream.
 pub type Socket = WebSocketStream<TokioIo<Upgraded>>;
 
-/// Opens a stream subresource.
-pub async fn open(client: &Client, path: &str) -> anyhow::Result<Socket> {
+/// A server or a node's agent that is being started again is back within this.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Pause between two tries.
+const AGAIN: Duration = Duration::from_millis(250);
+
+/// A refusal.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+struct Refused {
+    code: u16,
+    message: String,
+}
+
+/// Opens a stream subresource. What fails on the way (5xx: the node's agent is just being started again) is tried again for a
+/// while; what is refused (4xx: the machine does not run) is tried again for `wait`.
+pub async fn open(client: &Client, path: &str, wait: Duration) -> anyhow::Result<Socket> {
+    let begun = Instant::now();
+    loop {
+        let error = match once(client, path).await {
+            Ok(socket) => return Ok(socket),
+            Err(error) => error,
+        };
+        let on_the_way = error.downcast_ref::<Refused>().is_some_and(|r| r.code >= 500);
+        if begun.elapsed() >= if on_the_way { wait.max(PATIENCE) } else { wait } {
+            return Err(error);
+        }
+        tokio::time::sleep(AGAIN).await;
+    }
+}
+
+async fn once(client: &Client, path: &str) -> anyhow::Result<Socket> {
     let key = generate_key();
     let request = http::Request::get(path)
         .header(CONNECTION, "Upgrade")
@@ -37,10 +68,8 @@ pub async fn open(client: &Client, path: &str) -> anyhow::Result<Socket> {
             .ok()
             .and_then(|v| v["message"].as_str().map(str::to_owned))
             .unwrap_or_else(|| String::from_utf8_lossy(&body).trim().to_owned());
-        if text.is_empty() {
-            bail!("the API server answered {status}");
-        }
-        return Err(anyhow!(text));
+        let message = if text.is_empty() { format!("the API server answered {status}") } else { text };
+        return Err(Refused { code: status.as_u16(), message }.into());
     }
     let accepted = response.headers().get(SEC_WEBSOCKET_ACCEPT).map(|v| v.as_bytes().to_vec());
     if accepted.as_deref() != Some(derive_accept_key(key.as_bytes()).as_bytes()) {

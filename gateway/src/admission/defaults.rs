@@ -55,7 +55,9 @@ fn topology(spec: &mut Value) {
     let parts = ["sockets", "cores", "threads"];
     let zero = |v: &Value| v.as_u64().unwrap_or(0) == 0;
     if parts.iter().all(|p| zero(get(spec, &["domain", "cpu", p]))) {
-        let milli = ["limits", "requests"].iter().find_map(|side| api::quantity_milli(get(spec, &["domain", "resources", side, "cpu"])));
+        let milli = ["limits", "requests"]
+            .iter()
+            .find_map(|side| api::quantity_milli(get(spec, &["domain", "resources", side, "cpu"])));
         let sockets = milli.map_or(1, |m| (m + 999) / 1000).clamp(1, i128::from(i32::MAX));
         *at(spec, &["domain", "cpu", "sockets"]) = json!(i64::try_from(sockets).unwrap_or(1));
     }
@@ -109,7 +111,8 @@ fn disks(spec: &mut Value) {
         }
     }
     for disk in list(spec, &["domain", "devices", "disks"]) {
-        let Some(target) = ["disk", "cdrom", "lun"].into_iter().find(|t| disk.get(t).is_some_and(Value::is_object)) else {
+        let Some(target) = ["disk", "cdrom", "lun"].into_iter().find(|t| disk.get(t).is_some_and(Value::is_object))
+        else {
             *at(disk, &["disk", "bus"]) = json!("sata");
             continue;
         };
@@ -127,7 +130,12 @@ fn disks(spec: &mut Value) {
 /// Structures that are there are on.
 fn switches(spec: &mut Value) {
     for timer in ["hpet", "kvm", "pit", "rtc", "hyperv"] {
-        if let Some(t) = at(spec, &["domain"]).get_mut("clock").and_then(|c| c.get_mut("timer")).and_then(|t| t.get_mut(timer)).filter(|t| t.is_object()) {
+        if let Some(t) = at(spec, &["domain"])
+            .get_mut("clock")
+            .and_then(|c| c.get_mut("timer"))
+            .and_then(|t| t.get_mut(timer))
+            .filter(|t| t.is_object())
+        {
             default(t, &["present"], true);
         }
     }
@@ -138,8 +146,12 @@ fn switches(spec: &mut Value) {
         }
     }
     let Some(hyperv) = features.get_mut("hyperv").and_then(Value::as_object_mut) else { return };
-    for (needs, needed) in [("evmcs", "vapic"), ("ipi", "vpindex"), ("tlbflush", "vpindex"), ("synictimer", "synic"), ("synic", "vpindex")] {
-        if hyperv.get(needs).is_some_and(|f| f.is_object() && f.get("enabled") != Some(&json!(false))) && !hyperv.contains_key(needed) {
+    for (needs, needed) in
+        [("evmcs", "vapic"), ("ipi", "vpindex"), ("tlbflush", "vpindex"), ("synictimer", "synic"), ("synic", "vpindex")]
+    {
+        if hyperv.get(needs).is_some_and(|f| f.is_object() && f.get("enabled") != Some(&json!(false)))
+            && !hyperv.contains_key(needed)
+        {
             hyperv.insert(needed.into(), json!({}));
         }
     }
@@ -190,7 +202,9 @@ mod tests {
 
     #[test]
     fn memory_and_topology_come_from_resources() {
-        let s = done(json!({"domain": {"devices": {"autoattachPodInterface": false}, "resources": {"requests": {"memory": 1024}, "limits": {"cpu": "2500m", "memory": "1Gi"}}}}));
+        let s = done(
+            json!({"domain": {"devices": {"autoattachPodInterface": false}, "resources": {"requests": {"memory": 1024}, "limits": {"cpu": "2500m", "memory": "1Gi"}}}}),
+        );
         assert_eq!(s["domain"]["memory"]["guest"], "1024");
         assert_eq!(s["domain"]["cpu"]["sockets"], 3);
         assert_eq!(s["domain"]["resources"]["requests"]["cpu"], "2500m");
@@ -219,16 +233,27 @@ mod tests {
 
     #[test]
     fn pull_policies() {
-        for (image, policy) in [("a", "Always"), ("a:latest", "Always"), ("h:5000/a", "Always"), ("h:5000/a:v1", "IfNotPresent"), ("a@sha256:0", "IfNotPresent")] {
+        for (image, policy) in [
+            ("a", "Always"),
+            ("a:latest", "Always"),
+            ("h:5000/a", "Always"),
+            ("h:5000/a:v1", "IfNotPresent"),
+            ("a@sha256:0", "IfNotPresent"),
+        ] {
             assert_eq!(pull_policy(image), policy, "{image}");
         }
     }
 
     #[test]
     fn hyperv_brings_what_it_needs() {
-        let s = done(json!({"domain": {"features": {"hyperv": {"synictimer": {"direct": {}}, "spinlocks": {}, "relaxed": {"enabled": false}}, "smm": {}}, "clock": {"timer": {"hpet": {"present": false}, "rtc": {}}}}}));
+        let s = done(
+            json!({"domain": {"features": {"hyperv": {"synictimer": {"direct": {}}, "spinlocks": {}, "relaxed": {"enabled": false}}, "smm": {}}, "clock": {"timer": {"hpet": {"present": false}, "rtc": {}}}}}),
+        );
         let on = json!({"enabled": true});
-        assert_eq!(s["domain"]["features"]["hyperv"], json!({"synictimer": {"enabled": true, "direct": on}, "synic": on, "vpindex": on, "spinlocks": {"enabled": true, "spinlocks": 4096}, "relaxed": {"enabled": false}}));
+        assert_eq!(
+            s["domain"]["features"]["hyperv"],
+            json!({"synictimer": {"enabled": true, "direct": on}, "synic": on, "vpindex": on, "spinlocks": {"enabled": true, "spinlocks": 4096}, "relaxed": {"enabled": false}})
+        );
         assert_eq!(s["domain"]["features"]["smm"], on);
         assert_eq!(s["domain"]["clock"]["timer"], json!({"hpet": {"present": false}, "rtc": {"present": true}}));
     }

@@ -162,7 +162,10 @@ pub const INSTANCE: &[Field] = &[
     ("domain.devices.interfaces[].macAddress", Done("")),
     ("domain.devices.interfaces[].macvtap", Refused(BINDING)),
     ("domain.devices.interfaces[].masquerade", Done("")),
-    ("domain.devices.interfaces[].model", Only(&["virtio", "virtio-net-pci", "e1000", "e1000e", "rtl8139", "ne2k_pci", "pcnet"])),
+    (
+        "domain.devices.interfaces[].model",
+        Only(&["virtio", "virtio-net-pci", "e1000", "e1000e", "rtl8139", "ne2k_pci", "pcnet"]),
+    ),
     ("domain.devices.interfaces[].name", Done("")),
     ("domain.devices.interfaces[].passt", Refused(BINDING)),
     ("domain.devices.interfaces[].passtBinding", Refused(BINDING)),
@@ -226,7 +229,10 @@ fn walk(w: &Walk<'_>, value: &Value, shown: &str, path: &str, inherited: bool, p
     match line {
         Some(Refused(why)) => return refuse(problems, format!("{shown} is not supported yet: {why}")),
         Some(Only(values)) if !value.as_str().is_some_and(|v| values.contains(&v)) => {
-            return refuse(problems, format!("{shown} is not supported yet with the value {value}, only with {}", values.join(", ")));
+            return refuse(
+                problems,
+                format!("{shown} is not supported yet with the value {value}, only with {}", values.join(", ")),
+            );
         }
         Some(HintUnless(values, _)) if value.as_str().is_some_and(|v| values.contains(&v)) => {}
         Some(Hint(why) | HintUnless(_, why)) => problems.warn(format!("{shown} has no effect yet: {why}")),
@@ -234,7 +240,8 @@ fn walk(w: &Walk<'_>, value: &Value, shown: &str, path: &str, inherited: bool, p
     }
     let inherited = inherited || line.is_some();
     let below = format!("{path}.");
-    let deeper = inherited || w.table.iter().any(|(p, _)| p.starts_with(&below) || p.starts_with(&format!("{path}[]")) || path.is_empty());
+    let deeper = inherited
+        || w.table.iter().any(|(p, _)| p.starts_with(&below) || p.starts_with(&format!("{path}[]")) || path.is_empty());
     if !deeper && w.skip != path && !w.skip.starts_with(&below) {
         return refuse(problems, format!("{shown} is not a known field"));
     }
@@ -267,8 +274,13 @@ fn asks_nothing(value: &Value) -> bool {
 
 /// Both tables for the documentation.
 pub fn markdown() -> String {
-    let mut out = String::from("# What each field does\n\nGenerated from `gateway/src/admission/fields.rs`. A line is about everything below its path, too, unless a longer path says otherwise.\n");
-    for (title, table) in [("VirtualMachine `spec`", VM), ("VirtualMachineInstance `spec` (VirtualMachine `spec.template.spec`)", INSTANCE)] {
+    let mut out = String::from(
+        "# What each field does\n\nGenerated from `gateway/src/admission/fields.rs`. A line is about everything below its path, too, unless a longer path says otherwise.\n",
+    );
+    for (title, table) in [
+        ("VirtualMachine `spec`", VM),
+        ("VirtualMachineInstance `spec` (VirtualMachine `spec.template.spec`)", INSTANCE),
+    ] {
         out.push_str(&format!("\n## {title}\n\n| field | state | remark |\n|---|---|---|\n"));
         for (path, state) in table {
             let (word, remark) = match state {
@@ -308,12 +320,13 @@ mod tests {
     }
 
     fn known(schema: &Value, path: &str) -> bool {
-        path.split('.').try_fold(schema, |s, part| {
-            let (name, list) = part.strip_suffix("[]").map_or((part, false), |n| (n, true));
-            let s = s["properties"].get(name)?;
-            Some(if list { &s["items"] } else { s })
-        })
-        .is_some()
+        path.split('.')
+            .try_fold(schema, |s, part| {
+                let (name, list) = part.strip_suffix("[]").map_or((part, false), |n| (n, true));
+                let s = s["properties"].get(name)?;
+                Some(if list { &s["items"] } else { s })
+            })
+            .is_some()
     }
 
     #[test]
@@ -340,7 +353,10 @@ mod tests {
             check(INSTANCE, &v, "spec", "", &mut p);
             (p.causes.into_iter().map(|c| c.field).collect::<Vec<_>>(), p.warnings.len())
         };
-        assert_eq!(run(json!({"domain": {"devices": {"tpm": {}, "disks": [{"name": "a"}, {"name": "b", "lun": {}}]}}})), (vec!["spec.domain.devices.disks[1].lun".to_owned(), "spec.domain.devices.tpm".into()], 0));
+        assert_eq!(
+            run(json!({"domain": {"devices": {"tpm": {}, "disks": [{"name": "a"}, {"name": "b", "lun": {}}]}}})),
+            (vec!["spec.domain.devices.disks[1].lun".to_owned(), "spec.domain.devices.tpm".into()], 0)
+        );
         assert_eq!(run(json!({"domain": {"devices": {"gpus": [], "autoattachVSOCK": false, "interfaces": [{"state": "absent"}]}}})).0, ["spec.domain.devices.interfaces[0].state"]);
         assert_eq!(run(json!({"evictionStrategy": "LiveMigrate"})), (vec![], 1));
         assert_eq!(run(json!({"evictionStrategy": "None", "nodeSelector": {"a.b/c": "x"}})), (vec![], 0));

@@ -86,7 +86,12 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { trusted: Vec::new(), cpu_model: "host-model".into(), eviction_strategy: "None".into(), machine_type: "q35".into() }
+        Self {
+            trusted: Vec::new(),
+            cpu_model: "host-model".into(),
+            eviction_strategy: "None".into(),
+            machine_type: "q35".into(),
+        }
     }
 }
 
@@ -115,7 +120,9 @@ pub struct Context<'a> {
 /// 422 with causes for wrong fields; 400 for an object that is none.
 pub fn admit(mut input: AdmissionInput, context: &Context<'_>) -> Result<AdmissionOutput, Status> {
     let unchanged = |object| Ok(AdmissionOutput { object, warnings: Vec::new() });
-    if input.operation == Operation::Delete || !input.object.get("metadata").and_then(|m| m.get("deletionTimestamp")).unwrap_or(&Value::Null).is_null() {
+    if input.operation == Operation::Delete
+        || !input.object.get("metadata").and_then(|m| m.get("deletionTimestamp")).unwrap_or(&Value::Null).is_null()
+    {
         return unchanged(input.object);
     }
     if input.operation == Operation::Update && input.old_object.is_none() {
@@ -131,11 +138,13 @@ pub fn admit(mut input: AdmissionInput, context: &Context<'_>) -> Result<Admissi
         ("VirtualMachine", "") => vm::admit(input, context),
         ("VirtualMachine", "status") => vm::admit_status(input),
         ("VirtualMachineInstance", "" | "status") => vmi::admit(input, context),
-        ("VirtualMachineInstanceReplicaSet" | "VirtualMachineInstancePreset" | "VirtualMachineInstanceMigration", "")
-            if input.operation == Operation::Create =>
-        {
+        (
+            "VirtualMachineInstanceReplicaSet" | "VirtualMachineInstancePreset" | "VirtualMachineInstanceMigration",
+            "",
+        ) if input.operation == Operation::Create => {
             let message = format!("{} is not supported yet", input.kind);
-            let cause = crate::status::Cause { kind: crate::status::CauseType::NotSupported, field: "kind".into(), message };
+            let cause =
+                crate::status::Cause { kind: crate::status::CauseType::NotSupported, field: "kind".into(), message };
             Err(Status::invalid(&input.kind, &input.name, &[cause]))
         }
         _ => unchanged(input.object),

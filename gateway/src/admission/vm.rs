@@ -1,6 +1,8 @@
 //! VirtualMachines.
 
-use super::{AdmissionInput, AdmissionOutput, Context, Operation, Problems, at, default, defaults, fields, get, rules, text, vmi};
+use super::{
+    AdmissionInput, AdmissionOutput, Context, Operation, Problems, at, default, defaults, fields, get, rules, text, vmi,
+};
 use crate::status::{CauseType, Status};
 use serde_json::{Value, json};
 
@@ -104,14 +106,25 @@ fn guards(input: &AdmissionInput, p: &mut Problems) {
     let snapshot = text(&input.object, &["status", "snapshotInProgress"]);
     if !snapshot.is_empty() {
         if volumes(old) != volumes(&input.object) {
-            p.add(CauseType::NotSupported, "spec", format!("Cannot update VM disks or volumes until snapshot {snapshot:?} completes"));
+            p.add(
+                CauseType::NotSupported,
+                "spec",
+                format!("Cannot update VM disks or volumes until snapshot {snapshot:?} completes"),
+            );
         }
         if strategy(old) != strategy(&input.object) {
-            p.add(CauseType::NotSupported, "spec", format!("Cannot update VM running state until snapshot {snapshot:?} completes"));
+            p.add(
+                CauseType::NotSupported,
+                "spec",
+                format!("Cannot update VM running state until snapshot {snapshot:?} completes"),
+            );
         }
     }
     let restore = text(&input.object, &["status", "restoreInProgress"]);
-    if !restore.is_empty() && strategy(old) != strategy(&input.object) && get(&input.object, &["spec", "runStrategy"]) != "Halted" {
+    if !restore.is_empty()
+        && strategy(old) != strategy(&input.object)
+        && get(&input.object, &["spec", "runStrategy"]) != "Halted"
+    {
         p.add(CauseType::NotSupported, "spec", format!("Cannot start VM until restore {restore:?} completes"));
     }
 }
@@ -124,11 +137,18 @@ pub(super) fn admit_status(input: AdmissionInput) -> Result<AdmissionOutput, Sta
         let empty = now.is_null() || now.as_array().is_some_and(Vec::is_empty);
         !empty && input.old_object.as_ref().is_none_or(|o| get(o, path) != now)
     };
-    for (path, what) in [("volumeRequests", "nothing can be plugged into a running machine"), ("memoryDumpRequest", "there are no memory dumps")] {
+    for (path, what) in [
+        ("volumeRequests", "nothing can be plugged into a running machine"),
+        ("memoryDumpRequest", "there are no memory dumps"),
+    ] {
         if fresh(&["status", path]) {
             let field = format!("status.{path}");
             p.add(CauseType::NotSupported, &field, format!("{field} is not supported yet: {what}"));
         }
     }
-    if p.causes.is_empty() { Ok(AdmissionOutput { object: input.object, warnings: p.warnings }) } else { Err(Status::invalid(&input.kind, &input.name, &p.causes)) }
+    if p.causes.is_empty() {
+        Ok(AdmissionOutput { object: input.object, warnings: p.warnings })
+    } else {
+        Err(Status::invalid(&input.kind, &input.name, &p.causes))
+    }
 }

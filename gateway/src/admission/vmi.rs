@@ -1,6 +1,8 @@
 //! VirtualMachineInstances: made by users or by the controller, and afterwards the controller's alone.
 
-use super::{AdmissionInput, AdmissionOutput, Context, Operation, Problems, User, at, default, defaults, fields, get, rules, vm};
+use super::{
+    AdmissionInput, AdmissionOutput, Context, Operation, Problems, User, at, default, defaults, fields, get, rules, vm,
+};
 use crate::status::{CauseType, Status};
 use serde_json::{Value, json};
 
@@ -32,7 +34,11 @@ fn create(mut input: AdmissionInput, context: &Context<'_>, p: &mut Problems) ->
     metadata(get(&input.object, &["metadata"]), "metadata", p);
     let reserved = |label: &&&str| !get(&input.object, &["metadata", "labels", label]).is_null();
     if !trusted && RESERVED_LABELS.iter().any(|l| reserved(&l)) {
-        p.add(CauseType::NotSupported, "metadata.labels", "creation of the following reserved kubevirt.io/ labels on a VMI object is prohibited");
+        p.add(
+            CauseType::NotSupported,
+            "metadata.labels",
+            "creation of the following reserved kubevirt.io/ labels on a VMI object is prohibited",
+        );
     }
     if get(&input.object, &["spec"]).is_object() {
         mutate(&mut input.object, &input.user, context);
@@ -89,7 +95,11 @@ fn update(mut input: AdmissionInput, context: &Context<'_>, p: &mut Problems) ->
     }
     let label = |o: &Value, l: &str| get(o, &["metadata", "labels", l]).clone();
     if RESERVED_LABELS.iter().any(|l| label(&input.object, l) != label(&old, l)) {
-        p.add(CauseType::NotSupported, "metadata.labels", "modification of the following reserved kubevirt.io/ labels on a VMI object is prohibited");
+        p.add(
+            CauseType::NotSupported,
+            "metadata.labels",
+            "modification of the following reserved kubevirt.io/ labels on a VMI object is prohibited",
+        );
     }
     // A status edit is undone without a word, as KubeVirt does.
     let status = get(&old, &["status"]).clone();
@@ -105,7 +115,10 @@ fn update(mut input: AdmissionInput, context: &Context<'_>, p: &mut Problems) ->
 
 /// What a running guest was promised does not change.
 fn hotplug_limits(object: &Value, old: &Value, p: &mut Problems) {
-    for (path, what) in [(["spec", "domain", "cpu", "maxSockets"], "CPU topology maxSockets"), (["spec", "domain", "memory", "maxGuest"], "Memory maxGuest")] {
+    for (path, what) in [
+        (["spec", "domain", "cpu", "maxSockets"], "CPU topology maxSockets"),
+        (["spec", "domain", "memory", "maxGuest"], "Memory maxGuest"),
+    ] {
         if get(object, &path) != get(old, &path) {
             p.invalid(path.join("."), format!("{what} changed"));
         }
@@ -115,14 +128,24 @@ fn hotplug_limits(object: &Value, old: &Value, p: &mut Problems) {
 /// Annotations that ask for what is not there.
 pub(super) fn metadata(metadata: &Value, base: &str, p: &mut Problems) {
     let annotations = get(metadata, &["annotations"]);
-    for (name, gate) in [("hooks.kubevirt.io/hookSidecars", "Sidecar"), ("kubevirt.io/ignitiondata", "ExperimentalIgnitionSupport")] {
+    for (name, gate) in
+        [("hooks.kubevirt.io/hookSidecars", "Sidecar"), ("kubevirt.io/ignitiondata", "ExperimentalIgnitionSupport")]
+    {
         if !get(annotations, &[name]).is_null() {
-            let field = if gate == "Sidecar" { format!("{base}.annotations") } else { format!("{base}.annotations[{name}]") };
-            p.invalid(field, format!("invalid entry {base}.annotations[{name}]: {gate} feature gate is not enabled in kubevirt-config"));
+            let field =
+                if gate == "Sidecar" { format!("{base}.annotations") } else { format!("{base}.annotations[{name}]") };
+            p.invalid(
+                field,
+                format!(
+                    "invalid entry {base}.annotations[{name}]: {gate} feature gate is not enabled in kubevirt-config"
+                ),
+            );
         }
     }
     for (key, value) in get(metadata, &["labels"]).as_object().into_iter().flatten() {
-        let good = value.as_str().is_some_and(|v| v.len() <= 63 && v.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b)));
+        let good = value
+            .as_str()
+            .is_some_and(|v| v.len() <= 63 && v.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b)));
         if !good {
             p.invalid(format!("{base}.labels"), format!("{base}.labels[{key}] is not a valid label value: {value}"));
         }

@@ -4,15 +4,37 @@ use api::names::SUBRESOURCE_GROUP;
 use serde_json::{Value, json};
 
 const INSTANCE: &[&str] = &[
-    "vnc", "vnc/screenshot", "console", "portforward", "backup", "redefine-checkpoint", "pause", "unpause", "freeze", "unfreeze", "reset",
-    "softreboot", "guestosinfo", "userlist", "filesystemlist", "addvolume", "removevolume", "objectgraph", "sev/fetchcertchain",
-    "sev/querylaunchmeasurement", "sev/setupsession", "sev/injectlaunchsecret", "evacuate/cancel",
+    "vnc",
+    "vnc/screenshot",
+    "console",
+    "portforward",
+    "backup",
+    "redefine-checkpoint",
+    "pause",
+    "unpause",
+    "freeze",
+    "unfreeze",
+    "reset",
+    "softreboot",
+    "guestosinfo",
+    "userlist",
+    "filesystemlist",
+    "addvolume",
+    "removevolume",
+    "objectgraph",
+    "sev/fetchcertchain",
+    "sev/querylaunchmeasurement",
+    "sev/setupsession",
+    "sev/injectlaunchsecret",
+    "evacuate/cancel",
 ];
-const MACHINE: &[&str] = &["start", "stop", "restart", "migrate", "expand-spec", "objectgraph", "evacuate/cancel", "portforward"];
+const MACHINE: &[&str] =
+    &["start", "stop", "restart", "migrate", "expand-spec", "objectgraph", "evacuate/cancel", "portforward"];
 
 /// APIGroup.
 pub(super) fn group(versions: &[&str]) -> Value {
-    let list: Vec<Value> = versions.iter().map(|v| json!({"groupVersion": format!("{SUBRESOURCE_GROUP}/{v}"), "version": v})).collect();
+    let list: Vec<Value> =
+        versions.iter().map(|v| json!({"groupVersion": format!("{SUBRESOURCE_GROUP}/{v}"), "version": v})).collect();
     json!({"kind": "APIGroup", "apiVersion": "v1", "name": SUBRESOURCE_GROUP, "versions": list, "preferredVersion": list[0]})
 }
 

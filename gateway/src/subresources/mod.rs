@@ -63,8 +63,14 @@ async fn answer(inner: &Inner, request: Request<Body>) -> Result<Response, Statu
     let path = parts.uri.path().to_owned();
     let segments: Vec<&str> = path.split('/').filter(|s| !s.is_empty()).collect();
     let (version, below) = match segments[..] {
-        ["apis", group] if group == api::names::SUBRESOURCE_GROUP => return Ok(json_response(&discovery::group(&VERSIONS))),
-        ["apis", group, version, ref below @ ..] if group == api::names::SUBRESOURCE_GROUP && VERSIONS.contains(&version) => (version, below),
+        ["apis", group] if group == api::names::SUBRESOURCE_GROUP => {
+            return Ok(json_response(&discovery::group(&VERSIONS)));
+        }
+        ["apis", group, version, ref below @ ..]
+            if group == api::names::SUBRESOURCE_GROUP && VERSIONS.contains(&version) =>
+        {
+            (version, below)
+        }
         _ => return Err(not_found()),
     };
     let read = matches!(parts.method, Method::GET | Method::HEAD);
@@ -72,11 +78,24 @@ async fn answer(inner: &Inner, request: Request<Body>) -> Result<Response, Statu
         [] if read => Ok(json_response(&discovery::resources(version))),
         ["version"] if read => Ok(json_response(&discovery::version())),
         ["healthz"] if read => Ok(health(inner).await),
-        [one @ ("guestfs" | "start-cluster-profiler" | "stop-cluster-profiler" | "dump-cluster-profiler")] => Err(unsupported(one)),
+        [one @ ("guestfs" | "start-cluster-profiler" | "stop-cluster-profiler" | "dump-cluster-profiler")] => {
+            Err(unsupported(one))
+        }
         ["namespaces", _, "expand-vm-spec"] => Err(unsupported("expand-vm-spec")),
-        ["namespaces", namespace, resource @ ("virtualmachines" | "virtualmachineinstances"), name, rest @ ..] if !rest.is_empty() => {
+        ["namespaces", namespace, resource @ ("virtualmachines" | "virtualmachineinstances"), name, rest @ ..]
+            if !rest.is_empty() =>
+        {
             let query = parts.uri.query().unwrap_or_default().to_owned();
-            let asked = Asked { inner, method: parts.method.clone(), resource, namespace, name, rest, query: &query, traceparent: traceparent(&parts) };
+            let asked = Asked {
+                inner,
+                method: parts.method.clone(),
+                resource,
+                namespace,
+                name,
+                rest,
+                query: &query,
+                traceparent: traceparent(&parts),
+            };
             authorize(&asked, &parts).await?;
             object(&asked, &mut parts, body).await
         }
@@ -101,14 +120,22 @@ async fn object(asked: &Asked<'_>, parts: &mut Parts, body: Body) -> Result<Resp
         ("virtualmachines", ["expand-spec"]) => {
             of(Method::GET)?;
             // Machines with instance types are not admitted, so there is nothing to expand.
-            kubernetes::need(&asked.inner.config.client, kubernetes::VM, asked.namespace, asked.name).await.map(|v| json_response(&v))
+            kubernetes::need(&asked.inner.config.client, kubernetes::VM, asked.namespace, asked.name)
+                .await
+                .map(|v| json_response(&v))
         }
         ("virtualmachines", ["portforward", port @ ..]) => {
             of(Method::GET)?;
             stream::port_of_vm(asked, port, parts).await
         }
-        ("virtualmachines", [one @ ("migrate" | "objectgraph" | "addvolume" | "removevolume" | "memorydump" | "removememorydump")]) => Err(unsupported(one)),
-        ("virtualmachineinstances", [verb @ ("pause" | "unpause" | "freeze" | "unfreeze" | "reset" | "softreboot")]) => {
+        (
+            "virtualmachines",
+            [one @ ("migrate" | "objectgraph" | "addvolume" | "removevolume" | "memorydump" | "removememorydump")],
+        ) => Err(unsupported(one)),
+        (
+            "virtualmachineinstances",
+            [verb @ ("pause" | "unpause" | "freeze" | "unfreeze" | "reset" | "softreboot")],
+        ) => {
             of(Method::PUT)?;
             let options = options(body).await?;
             vmi::verb(asked, verb, &options).await
@@ -127,7 +154,17 @@ async fn object(asked: &Asked<'_>, parts: &mut Parts, body: Body) -> Result<Resp
         }
         (
             "virtualmachineinstances",
-            [one @ ("usbredir" | "vsock" | "backup" | "redefine-checkpoint" | "addvolume" | "removevolume" | "objectgraph" | "addresourceclaim" | "removeresourceclaim")],
+            [
+                one @ ("usbredir"
+                | "vsock"
+                | "backup"
+                | "redefine-checkpoint"
+                | "addvolume"
+                | "removevolume"
+                | "objectgraph"
+                | "addresourceclaim"
+                | "removeresourceclaim"),
+            ],
         ) => Err(unsupported(one)),
         ("virtualmachineinstances", ["vnc", "screenshot"]) => Err(unsupported("vnc/screenshot")),
         ("virtualmachineinstances", ["sev", one @ ..]) => Err(unsupported(&format!("sev/{}", one.join("/")))),
@@ -142,20 +179,28 @@ fn unsupported(name: &str) -> Status {
 }
 
 fn method_not_allowed(method: &Method) -> Status {
-    Status::new(405, "MethodNotAllowed", format!("the server does not allow this method on the requested resource: {method}"))
+    Status::new(
+        405,
+        "MethodNotAllowed",
+        format!("the server does not allow this method on the requested resource: {method}"),
+    )
 }
 
 /// The options in a body: JSON or YAML, empty for none.
 async fn options(body: Body) -> Result<Value, Status> {
-    let bytes: Bytes = axum::body::to_bytes(body, limits::BODY).await.map_err(|e| Status::bad_request(format!("reading the body: {e}")))?;
+    let bytes: Bytes = axum::body::to_bytes(body, limits::BODY)
+        .await
+        .map_err(|e| Status::bad_request(format!("reading the body: {e}")))?;
     if bytes.iter().all(u8::is_ascii_whitespace) {
         return Ok(json!({}));
     }
     let value: Value = match serde_json::from_slice(&bytes) {
         Ok(v) => v,
         Err(_) => {
-            let text = std::str::from_utf8(&bytes).map_err(|_| Status::bad_request("Can not unmarshal Request body to struct, error: not UTF-8"))?;
-            serde_saphyr::from_str(text).map_err(|e| Status::bad_request(format!("Can not unmarshal Request body to struct, error: {e}")))?
+            let text = std::str::from_utf8(&bytes)
+                .map_err(|_| Status::bad_request("Can not unmarshal Request body to struct, error: not UTF-8"))?;
+            serde_saphyr::from_str(text)
+                .map_err(|e| Status::bad_request(format!("Can not unmarshal Request body to struct, error: {e}")))?
         }
     };
     match value {
@@ -184,7 +229,9 @@ fn user(parts: &Parts) -> User {
     if let Some(u) = parts.extensions.get::<User>() {
         return u.clone();
     }
-    let all = |name: &str| parts.headers.get_all(name).iter().filter_map(|v| v.to_str().ok()).map(str::to_owned).collect::<Vec<_>>();
+    let all = |name: &str| {
+        parts.headers.get_all(name).iter().filter_map(|v| v.to_str().ok()).map(str::to_owned).collect::<Vec<_>>()
+    };
     User { name: all("x-remote-user").into_iter().next().unwrap_or_default(), groups: all("x-remote-group") }
 }
 
@@ -231,7 +278,8 @@ async fn health(inner: &Inner) -> Response {
         Ok(version) => json_response(&json!({"apiserver": {"connectivity": "ok", "version": version}})),
         Err(e) => {
             let body = json!({"apiserver": {"connectivity": "failed", "error": e.message}});
-            (StatusCode::INTERNAL_SERVER_ERROR, [(header::CONTENT_TYPE, "application/json")], body.to_string()).into_response()
+            (StatusCode::INTERNAL_SERVER_ERROR, [(header::CONTENT_TYPE, "application/json")], body.to_string())
+                .into_response()
         }
     }
 }

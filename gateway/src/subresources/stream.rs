@@ -26,8 +26,14 @@ use tokio::time::Instant;
 const PROTOCOL: &str = "plain.kubevirt.io";
 
 async fn upgrade(parts: &mut Parts) -> Result<WebSocketUpgrade, Status> {
-    let ws = WebSocketUpgrade::from_request_parts(parts, &()).await.map_err(|e| Status::bad_request(format!("a websocket is expected: {e}")))?;
-    Ok(ws.protocols([PROTOCOL]).max_message_size(limits::INCOMING).max_frame_size(limits::INCOMING).max_write_buffer_size(limits::INCOMING))
+    let ws = WebSocketUpgrade::from_request_parts(parts, &())
+        .await
+        .map_err(|e| Status::bad_request(format!("a websocket is expected: {e}")))?;
+    Ok(ws
+        .protocols([PROTOCOL])
+        .max_message_size(limits::INCOMING)
+        .max_frame_size(limits::INCOMING)
+        .max_write_buffer_size(limits::INCOMING))
 }
 
 /// Serial console or VNC.
@@ -81,7 +87,9 @@ pub(super) async fn port_of_vm(asked: &Asked<'_>, rest: &[&str], parts: &mut Par
         return Err(Status::conflict(VM.what, asked.name, "VMI is not started"));
     }
     let vmi = kubernetes::need(client, VMI, asked.namespace, asked.name).await?;
-    let owned = items(&vmi, &["metadata", "ownerReferences"]).iter().any(|o| o["uid"] == vm["metadata"]["uid"] && o["controller"] == true);
+    let owned = items(&vmi, &["metadata", "ownerReferences"])
+        .iter()
+        .any(|o| o["uid"] == vm["metadata"]["uid"] && o["controller"] == true);
     if !owned {
         return Err(Status::internal(format_args!("VMI {:?} is not owned by the VM", asked.name)));
     }
@@ -100,13 +108,17 @@ async fn forward(asked: &Asked<'_>, vmi: &Value, rest: &[&str], parts: &mut Part
         [port, protocol] => (*port, *protocol),
         _ => return Err(super::not_found()),
     };
-    let port: u16 = port.parse().ok().filter(|p| *p > 0).ok_or_else(|| Status::bad_request(format!("not a port: {port}")))?;
+    let port: u16 =
+        port.parse().ok().filter(|p| *p > 0).ok_or_else(|| Status::bad_request(format!("not a port: {port}")))?;
     match protocol {
         "tcp" => {}
         "udp" => return Err(unsupported("portforward over udp")),
         other => return Err(Status::bad_request(format!("unknown protocol {other:?}, only tcp or udp allowed"))),
     }
-    if items(vmi, &["status", "conditions"]).iter().any(|c| text(c, &["type"]) == "Paused" && text(c, &["status"]) == "True") {
+    if items(vmi, &["status", "conditions"])
+        .iter()
+        .any(|c| text(c, &["type"]) == "Paused" && text(c, &["status"]) == "True")
+    {
         return Err(Status::conflict(VMI.what, asked.name, "VMI is paused"));
     }
     let address = items(vmi, &["status", "interfaces"]).first().map(|i| text(i, &["ipAddress"])).unwrap_or_default();

@@ -34,7 +34,9 @@ pub(super) async fn stop(asked: &Asked<'_>, options: &Value) -> Result<(), Statu
 pub(super) async fn restart(asked: &Asked<'_>, options: &Value) -> Result<(), Status> {
     let grace = seconds(options, "gracePeriodSeconds")?;
     match grace {
-        Some(g) if g > 0 => return Err(Status::bad_request("For force restart, only gracePeriod=0 is supported for now")),
+        Some(g) if g > 0 => {
+            return Err(Status::bad_request("For force restart, only gracePeriod=0 is supported for now"));
+        }
         Some(g) if g < 0 => return Err(Status::bad_request("gracePeriod has to be greater or equal to 0")),
         _ => {}
     }
@@ -52,7 +54,11 @@ fn seconds(options: &Value, key: &str) -> Result<Option<i64>, Status> {
 /// What is decided: a change of the VM, and a grace period for the VMI before it.
 type Decision = (Change, Option<i64>);
 
-async fn change(asked: &Asked<'_>, dry: bool, decide: impl Fn(&Value, Option<&Value>) -> Result<Decision, Status>) -> Result<(), Status> {
+async fn change(
+    asked: &Asked<'_>,
+    dry: bool,
+    decide: impl Fn(&Value, Option<&Value>) -> Result<Decision, Status>,
+) -> Result<(), Status> {
     let client = &asked.inner.config.client;
     for _ in 0..limits::CONFLICTS {
         let vm = kubernetes::need(client, VM, asked.namespace, asked.name).await?;
@@ -68,7 +74,13 @@ async fn change(asked: &Asked<'_>, dry: bool, decide: impl Fn(&Value, Option<&Va
         let (subresource, operations) = operations(&vm, &change);
         let done = kubernetes::patch(client, VM, &vm, subresource, operations, dry).await;
         if let Ok(Patched::Done(_)) = done {
-            tracing::info!(namespace = asked.namespace, name = asked.name, ?change, traceparent = asked.traceparent, "virtual machine changed");
+            tracing::info!(
+                namespace = asked.namespace,
+                name = asked.name,
+                ?change,
+                traceparent = asked.traceparent,
+                "virtual machine changed"
+            );
             return Ok(());
         }
         // The grace period of a stop that did not come to pass would make a later one short.
@@ -77,7 +89,11 @@ async fn change(asked: &Asked<'_>, dry: bool, decide: impl Fn(&Value, Option<&Va
         }
         done?;
     }
-    Err(Status::conflict(VM.what, asked.name, "the object has been modified; please apply your changes to the latest version and try again"))
+    Err(Status::conflict(
+        VM.what,
+        asked.name,
+        "the object has been modified; please apply your changes to the latest version and try again",
+    ))
 }
 
 /// The VMI as it is now and the grace period that it had.
@@ -110,7 +126,9 @@ fn operations(vm: &Value, change: &Change) -> (&'static str, Vec<Value>) {
         Change::Requests(requests) if get(vm, &["status"]).is_object() => {
             ("status", vec![json!({"op": "add", "path": "/status/stateChangeRequests", "value": requests})])
         }
-        Change::Requests(requests) => ("status", vec![json!({"op": "add", "path": "/status", "value": {"stateChangeRequests": requests}})]),
+        Change::Requests(requests) => {
+            ("status", vec![json!({"op": "add", "path": "/status", "value": {"stateChangeRequests": requests}})])
+        }
     }
 }
 
@@ -144,7 +162,9 @@ fn live(vmi: Option<&Value>) -> Option<&Value> {
 }
 
 fn condition(object: &Value, kind: &str) -> bool {
-    items(object, &["status", "conditions"]).iter().any(|c| text(c, &["type"]) == kind && text(c, &["status"]) == "True")
+    items(object, &["status", "conditions"])
+        .iter()
+        .any(|c| text(c, &["type"]) == kind && text(c, &["status"]) == "True")
 }
 
 fn stop_request(vmi: &Value) -> Value {
@@ -176,7 +196,9 @@ fn decide_start(vm: &Value, vmi: Option<&Value>, paused: bool) -> Result<Change,
             Ok(Change::Requests(vec![start]))
         }
         "Halted" => Ok(Change::Strategy("Always")),
-        "RerunOnFailure" if phase(vmi) == "Failed" => Err(conflict(vm, "RerunOnFailure does not support starting VM from failed state")),
+        "RerunOnFailure" if phase(vmi) == "Failed" => {
+            Err(conflict(vm, "RerunOnFailure does not support starting VM from failed state"))
+        }
         "RerunOnFailure" | "Manual" => {
             queue_is_empty(vm)?;
             Ok(Change::Requests(ended.map(stop_request).into_iter().chain([start]).collect()))
@@ -187,7 +209,9 @@ fn decide_start(vm: &Value, vmi: Option<&Value>, paused: bool) -> Result<Change,
 
 fn decide_stop(vm: &Value, vmi: Option<&Value>, grace: Option<i64>) -> Result<Decision, Status> {
     let running = live(vmi);
-    let grace_now = running.map(|v| get(v, &["spec", "terminationGracePeriodSeconds"]).as_i64().unwrap_or(api::names::DEFAULT_GRACE_SECONDS));
+    let grace_now = running.map(|v| {
+        get(v, &["spec", "terminationGracePeriodSeconds"]).as_i64().unwrap_or(api::names::DEFAULT_GRACE_SECONDS)
+    });
     if grace.is_some_and(|g| g < 0) {
         return Err(Status::bad_request("gracePeriod has to be greater or equal to 0"));
     }
@@ -201,7 +225,9 @@ fn decide_stop(vm: &Value, vmi: Option<&Value>, grace: Option<i64>) -> Result<De
             }
             Ok((Change::Requests(vec![stop_request(vmi)]), wished))
         }
-        ("Manual" | "RerunOnFailure" | "WaitAsReceiver", Some(vmi)) => Ok((Change::Requests(vec![stop_request(vmi)]), wished)),
+        ("Manual" | "RerunOnFailure" | "WaitAsReceiver", Some(vmi)) => {
+            Ok((Change::Requests(vec![stop_request(vmi)]), wished))
+        }
         ("Always" | "Once", _) => Ok((Change::Strategy("Halted"), wished)),
         (other, _) => Err(conflict(vm, format_args!("{other} does not support manual stop requests"))),
     }
@@ -253,7 +279,12 @@ mod tests {
             ("Once", Some("Failed"), false, Err("Once does not support manual start requests")),
             ("Manual", None, false, Ok(Change::Requests(vec![start_()]))),
             ("Manual", Some("Failed"), false, Ok(Change::Requests(vec![stop_(), start_()]))),
-            ("RerunOnFailure", Some("Failed"), false, Err("RerunOnFailure does not support starting VM from failed state")),
+            (
+                "RerunOnFailure",
+                Some("Failed"),
+                false,
+                Err("RerunOnFailure does not support starting VM from failed state"),
+            ),
             ("RerunOnFailure", Some("Succeeded"), false, Ok(Change::Requests(vec![stop_(), start_()]))),
         ];
         for (strategy, phase, paused, want) in table {
@@ -263,7 +294,10 @@ mod tests {
                 (Ok(c), Ok(w)) => assert_eq!(c, *w, "{strategy} {phase:?}"),
                 (Err(s), Err(m)) => {
                     assert_eq!(s.code, 409);
-                    assert_eq!(s.message, format!("Operation cannot be fulfilled on virtualmachine.kubevirt.io \"a\": {m}"));
+                    assert_eq!(
+                        s.message,
+                        format!("Operation cannot be fulfilled on virtualmachine.kubevirt.io \"a\": {m}")
+                    );
                 }
                 (got, want) => panic!("{strategy} {phase:?}: {got:?}, wanted {want:?}"),
             }
@@ -272,7 +306,8 @@ mod tests {
 
     #[test]
     fn stops() {
-        let run = |s: &str, p: Option<&str>, g: Option<i64>| decide_stop(&vm(s), p.map(vmi).as_ref(), g).map_err(|e| e.code);
+        let run =
+            |s: &str, p: Option<&str>, g: Option<i64>| decide_stop(&vm(s), p.map(vmi).as_ref(), g).map_err(|e| e.code);
         let stop = Change::Requests(vec![stop_()]);
         assert_eq!(run("Always", Some("Running"), None), Ok((Change::Strategy("Halted"), None)));
         assert_eq!(run("Always", None, Some(0)), Ok((Change::Strategy("Halted"), None)));
@@ -288,7 +323,8 @@ mod tests {
     #[test]
     fn restarts() {
         let both = Change::Requests(vec![stop_(), start_()]);
-        let run = |v: Value, p: Option<&str>, g: Option<i64>| decide_restart(&v, p.map(vmi).as_ref(), g).map_err(|e| e.code);
+        let run =
+            |v: Value, p: Option<&str>, g: Option<i64>| decide_restart(&v, p.map(vmi).as_ref(), g).map_err(|e| e.code);
         assert_eq!(run(vm("Always"), Some("Running"), None), Ok((both.clone(), None)));
         assert_eq!(run(vm("Always"), Some("Running"), Some(0)), Ok((both, Some(1))));
         assert_eq!(run(vm("Always"), None, None), Err(409));
@@ -303,7 +339,10 @@ mod tests {
 
     #[test]
     fn patches() {
-        assert_eq!(operations(&json!({"spec": {"running": true}}), &Change::Strategy("Halted")).1, [json!({"op": "replace", "path": "/spec/running", "value": false})]);
+        assert_eq!(
+            operations(&json!({"spec": {"running": true}}), &Change::Strategy("Halted")).1,
+            [json!({"op": "replace", "path": "/spec/running", "value": false})]
+        );
         let (sub, ops) = operations(&json!({"spec": {}}), &Change::Requests(vec![start_()]));
         assert_eq!((sub, ops.len()), ("status", 1));
         assert_eq!(ops[0]["path"], "/status");

@@ -25,7 +25,15 @@ pub(super) async fn verb(asked: &Asked<'_>, verb: &str, options: &Value) -> Resu
     let place = asked.inner.agents.place(client, &vmi).await?;
     let body = serde_json::to_vec(options).map_err(Status::internal)?;
     let reply = asked.inner.agents.verb(&place, verb, body, asked.traceparent.clone()).await?;
-    tracing::info!(namespace = asked.namespace, name = asked.name, verb, ok = reply.ok, reason = reply.reason, traceparent = asked.traceparent, "verb");
+    tracing::info!(
+        namespace = asked.namespace,
+        name = asked.name,
+        verb,
+        ok = reply.ok,
+        reason = reply.reason,
+        traceparent = asked.traceparent,
+        "verb"
+    );
     if reply.ok {
         return Ok(StatusCode::OK.into_response());
     }
@@ -44,7 +52,11 @@ fn allowed(verb: &str, vmi: &Value, name: &str) -> Result<(), Status> {
     let phase = text(vmi, &["status", "phase"]);
     let running = phase == "Running";
     let conflict = |why: &str| Err(Status::conflict(VMI.what, name, why));
-    let condition = |kind: &str| items(vmi, &["status", "conditions"]).iter().any(|c| text(c, &["type"]) == kind && text(c, &["status"]) == "True");
+    let condition = |kind: &str| {
+        items(vmi, &["status", "conditions"])
+            .iter()
+            .any(|c| text(c, &["type"]) == kind && text(c, &["status"]) == "True")
+    };
     match verb {
         "pause" => {
             let probe = get(vmi, &["spec", "livenessProbe"]);
@@ -52,7 +64,11 @@ fn allowed(verb: &str, vmi: &Value, name: &str) -> Result<(), Status> {
                 return conflict("VM is not running");
             }
             if probe.is_object() && !get(probe, &["guestAgentPing"]).is_object() {
-                return Err(Status::forbidden(VMI.what, name, "Pausing VMIs with LivenessProbe is currently not supported"));
+                return Err(Status::forbidden(
+                    VMI.what,
+                    name,
+                    "Pausing VMIs with LivenessProbe is currently not supported",
+                ));
             }
             if condition("Paused") { conflict("VMI is already paused") } else { Ok(()) }
         }
@@ -61,7 +77,10 @@ fn allowed(verb: &str, vmi: &Value, name: &str) -> Result<(), Status> {
         "reset" if !running && phase != "Scheduled" => Err(Status::bad_request(format!("{phase}: VMI is not running"))),
         "freeze" | "unfreeze" | "softreboot" if !running => conflict("VM is not running"),
         "softreboot" if condition("Paused") => conflict("VMI is paused"),
-        "softreboot" if !condition("AgentConnected") && get(vmi, &["spec", "domain", "features", "acpi", "enabled"]) == false => {
+        "softreboot"
+            if !condition("AgentConnected")
+                && get(vmi, &["spec", "domain", "features", "acpi", "enabled"]) == false =>
+        {
             conflict("VMI neither have the agent connected nor the ACPI feature enabled")
         }
         _ => Ok(()),
@@ -72,7 +91,9 @@ fn allowed(verb: &str, vmi: &Value, name: &str) -> Result<(), Status> {
 pub(super) async fn guest(asked: &Asked<'_>, verb: &str) -> Response {
     match ask(asked, verb).await {
         Ok(body) => json_response(&body),
-        Err(message) => (StatusCode::INTERNAL_SERVER_ERROR, [(header::CONTENT_TYPE, "text/plain")], message).into_response(),
+        Err(message) => {
+            (StatusCode::INTERNAL_SERVER_ERROR, [(header::CONTENT_TYPE, "text/plain")], message).into_response()
+        }
     }
 }
 
@@ -80,14 +101,23 @@ async fn ask(asked: &Asked<'_>, verb: &str) -> Result<Value, String> {
     let client = &asked.inner.config.client;
     let vmi = kubernetes::need(client, VMI, asked.namespace, asked.name).await.map_err(|s| s.message)?;
     if text(&vmi, &["status", "phase"]) != "Running" {
-        return Err(format!("Operation cannot be fulfilled on virtualmachineinstance.kubevirt.io {:?}: VMI is not running", asked.name));
+        return Err(format!(
+            "Operation cannot be fulfilled on virtualmachineinstance.kubevirt.io {:?}: VMI is not running",
+            asked.name
+        ));
     }
-    let connected = items(&vmi, &["status", "conditions"]).iter().any(|c| text(c, &["type"]) == "AgentConnected" && text(c, &["status"]) == "True");
+    let connected = items(&vmi, &["status", "conditions"])
+        .iter()
+        .any(|c| text(c, &["type"]) == "AgentConnected" && text(c, &["status"]) == "True");
     if !connected {
-        return Err(format!("Operation cannot be fulfilled on virtualmachineinstance.kubevirt.io {:?}: VMI does not have guest agent connected", asked.name));
+        return Err(format!(
+            "Operation cannot be fulfilled on virtualmachineinstance.kubevirt.io {:?}: VMI does not have guest agent connected",
+            asked.name
+        ));
     }
     let place = asked.inner.agents.place(client, &vmi).await.map_err(|s| s.message)?;
-    let reply = asked.inner.agents.verb(&place, verb, Vec::new(), asked.traceparent.clone()).await.map_err(|s| s.message)?;
+    let reply =
+        asked.inner.agents.verb(&place, verb, Vec::new(), asked.traceparent.clone()).await.map_err(|s| s.message)?;
     if !reply.ok {
         return Err(reply.message);
     }

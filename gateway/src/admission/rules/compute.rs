@@ -18,11 +18,19 @@ pub(super) fn check(spec: &Value, base: &str, p: &mut Problems) {
     let kind = text(domain, &["machine", "type"]);
     let plain = kind.bytes().all(|b| b.is_ascii_alphanumeric() || b".-_".contains(&b));
     if !((kind.starts_with("q35") || kind.starts_with("pc-q35")) && plain) {
-        p.invalid(format!("{base}.machine.type"), format!("{base}.machine.type is not supported: {kind} (allowed values: [q35* pc-q35*])"));
+        p.invalid(
+            format!("{base}.machine.type"),
+            format!("{base}.machine.type is not supported: {kind} (allowed values: [q35* pc-q35*])"),
+        );
     }
     firmware(domain, base, p);
     devices(domain, base, p);
-    p.one_of(crate::status::CauseType::Invalid, &format!("{base}.ioThreadsPolicy"), get(domain, &["ioThreadsPolicy"]), &["shared", "auto", "supplementalPool"]);
+    p.one_of(
+        crate::status::CauseType::Invalid,
+        &format!("{base}.ioThreadsPolicy"),
+        get(domain, &["ioThreadsPolicy"]),
+        &["shared", "auto", "supplementalPool"],
+    );
 }
 
 fn identity(spec: &Value, base: &str, p: &mut Problems) {
@@ -30,17 +38,33 @@ fn identity(spec: &Value, base: &str, p: &mut Problems) {
     if hostname.len() > 63 {
         p.invalid(format!("{base}.hostname"), format!("{base}.hostname: DNS label must be no more than 63 characters"));
     } else if !hostname.is_empty() && !is_label(hostname) {
-        p.invalid(format!("{base}.hostname"), format!("{base}.hostname does not conform to the kubernetes DNS_LABEL rules: {hostname:?}"));
+        p.invalid(
+            format!("{base}.hostname"),
+            format!("{base}.hostname does not conform to the kubernetes DNS_LABEL rules: {hostname:?}"),
+        );
     }
     let subdomain = text(spec, &["subdomain"]);
     if !subdomain.is_empty() && !is_subdomain(subdomain) {
-        p.invalid(format!("{base}.subdomain"), format!("{base}.subdomain does not conform to the kubernetes DNS_SUBDOMAIN rules: {subdomain:?}"));
+        p.invalid(
+            format!("{base}.subdomain"),
+            format!("{base}.subdomain does not conform to the kubernetes DNS_SUBDOMAIN rules: {subdomain:?}"),
+        );
     }
     let invalid = crate::status::CauseType::Invalid;
     p.one_of(invalid, &format!("{base}.startStrategy"), get(spec, &["startStrategy"]), &["Paused"]);
-    p.one_of(invalid, &format!("{base}.evictionStrategy"), get(spec, &["evictionStrategy"]), &["None", "LiveMigrate", "LiveMigrateIfPossible", "External"]);
+    p.one_of(
+        invalid,
+        &format!("{base}.evictionStrategy"),
+        get(spec, &["evictionStrategy"]),
+        &["None", "LiveMigrate", "LiveMigrateIfPossible", "External"],
+    );
     let dns = text(spec, &["dnsPolicy"]);
-    p.one_of(NotSupported, "dnsPolicy", get(spec, &["dnsPolicy"]), &["ClusterFirstWithHostNet", "ClusterFirst", "Default", "None"]);
+    p.one_of(
+        NotSupported,
+        "dnsPolicy",
+        get(spec, &["dnsPolicy"]),
+        &["ClusterFirstWithHostNet", "ClusterFirst", "Default", "None"],
+    );
     let servers = items(spec, &["dnsConfig", "nameservers"]);
     if dns == "None" && servers.is_empty() {
         p.add(Required, "dnsConfig", "must provide at least one DNS nameserver when dnsPolicy is None");
@@ -54,7 +78,10 @@ fn identity(spec: &Value, base: &str, p: &mut Problems) {
         }
     }
     if get(spec, &["terminationGracePeriodSeconds"]).as_i64().is_some_and(|s| s < 0) {
-        p.invalid(format!("{base}.terminationGracePeriodSeconds"), format!("{base}.terminationGracePeriodSeconds must not be negative"));
+        p.invalid(
+            format!("{base}.terminationGracePeriodSeconds"),
+            format!("{base}.terminationGracePeriodSeconds must not be negative"),
+        );
     }
     p.one_of(invalid, &format!("{base}.architecture"), get(spec, &["architecture"]), &["amd64", "arm64", "s390x"]);
 }
@@ -71,7 +98,10 @@ fn cpu(domain: &Value, base: &str, p: &mut Problems) {
     if let (Some(r), Some(l)) = (request, limit)
         && r > l
     {
-        p.invalid(format!("{base}.resources.requests.cpu"), format!("{base}.resources.requests.cpu is greater than {base}.resources.limits.cpu"));
+        p.invalid(
+            format!("{base}.resources.requests.cpu"),
+            format!("{base}.resources.requests.cpu is greater than {base}.resources.limits.cpu"),
+        );
     }
     let part = |name: &str| get(domain, &["cpu", name]).as_i64();
     for name in ["sockets", "cores", "threads", "maxSockets"] {
@@ -86,7 +116,10 @@ fn cpu(domain: &Value, base: &str, p: &mut Problems) {
     let one = |name: &str| part(name).and_then(|n| u64::try_from(n).ok()).unwrap_or(1).max(1);
     let total = one("sockets").saturating_mul(one("cores")).saturating_mul(one("threads"));
     if total > MAX_VCPUS {
-        p.invalid(format!("{base}.cpu"), format!("{base}.cpu: {total} virtual CPUs are more than the {MAX_VCPUS} of this machine type"));
+        p.invalid(
+            format!("{base}.cpu"),
+            format!("{base}.cpu: {total} virtual CPUs are more than the {MAX_VCPUS} of this machine type"),
+        );
     }
     let word = |s: &str| s.bytes().all(|b| b.is_ascii_alphanumeric() || b".-_".contains(&b));
     let model = text(domain, &["cpu", "model"]);
@@ -95,7 +128,12 @@ fn cpu(domain: &Value, base: &str, p: &mut Problems) {
     }
     for (i, feature) in items(domain, &["cpu", "features"]).iter().enumerate() {
         let field = format!("{base}.cpu.features[{i}]");
-        p.one_of(NotSupported, &format!("{field}.policy"), get(feature, &["policy"]), &["force", "require", "optional", "disable", "forbid"]);
+        p.one_of(
+            NotSupported,
+            &format!("{field}.policy"),
+            get(feature, &["policy"]),
+            &["force", "require", "optional", "disable", "forbid"],
+        );
         let name = text(feature, &["name"]);
         if name.is_empty() || !word(name) {
             p.invalid(format!("{field}.name"), format!("{field}.name is not the name of a CPU feature: {name:?}"));
@@ -110,13 +148,22 @@ fn memory(domain: &Value, base: &str, p: &mut Problems) {
     let (request, limit) = (milli(raw("requests")), milli(raw("limits")));
     if let Some(r) = request {
         if r < 0 {
-            p.invalid(field("requests"), format!("{} '{}': must be greater than or equal to 0.", field("requests"), shown(raw("requests"))));
+            p.invalid(
+                field("requests"),
+                format!("{} '{}': must be greater than or equal to 0.", field("requests"), shown(raw("requests"))),
+            );
         } else if r > 0 && r < 1_000_000_000 {
-            p.invalid(field("requests"), format!("{} '{}': must be greater than or equal to 1M.", field("requests"), shown(raw("requests"))));
+            p.invalid(
+                field("requests"),
+                format!("{} '{}': must be greater than or equal to 1M.", field("requests"), shown(raw("requests"))),
+            );
         }
     }
     if limit.is_some_and(|l| l < 0) {
-        p.invalid(field("limits"), format!("{} '{}': must be greater than or equal to 0.", field("limits"), shown(raw("limits"))));
+        p.invalid(
+            field("limits"),
+            format!("{} '{}': must be greater than or equal to 0.", field("limits"), shown(raw("limits"))),
+        );
     }
     if let (Some(r), Some(l)) = (request, limit)
         && l > 0
@@ -124,7 +171,13 @@ fn memory(domain: &Value, base: &str, p: &mut Problems) {
     {
         p.invalid(
             field("requests"),
-            format!("{} '{}' is greater than {} '{}'", field("requests"), shown(raw("requests")), field("limits"), shown(raw("limits"))),
+            format!(
+                "{} '{}' is greater than {} '{}'",
+                field("requests"),
+                shown(raw("requests")),
+                field("limits"),
+                shown(raw("limits"))
+            ),
         );
     }
     let guest = get(domain, &["memory", "guest"]);
@@ -132,7 +185,9 @@ fn memory(domain: &Value, base: &str, p: &mut Problems) {
     if !guest.is_null() {
         match milli(guest) {
             None => p.invalid(&field, format!("{field} is not a quantity: {}", shown(guest))),
-            Some(m) if m < MIN_GUEST_MEMORY * 1000 => p.invalid(&field, format!("{field} '{}': must be at least 1Mi.", shown(guest))),
+            Some(m) if m < MIN_GUEST_MEMORY * 1000 => {
+                p.invalid(&field, format!("{field} '{}': must be at least 1Mi.", shown(guest)))
+            }
             Some(m) => {
                 if let Some(max) = milli(get(domain, &["memory", "maxGuest"]))
                     && m > max
@@ -151,13 +206,19 @@ fn shown(v: &Value) -> String {
 fn firmware(domain: &Value, base: &str, p: &mut Problems) {
     let boot = get(domain, &["firmware", "bootloader"]);
     if set(boot, &["bios", "efi"]).len() == 2 {
-        p.invalid(format!("{base}.firmware.bootloader"), format!("{base}.firmware.bootloader has both EFI and BIOS configured, but they are mutually exclusive."));
+        p.invalid(
+            format!("{base}.firmware.bootloader"),
+            format!("{base}.firmware.bootloader has both EFI and BIOS configured, but they are mutually exclusive."),
+        );
     }
     let efi = get(boot, &["efi"]);
     let smm = get(domain, &["features", "smm"]);
     if efi.is_object() && get(efi, &["secureBoot"]) != false && (!smm.is_object() || get(smm, &["enabled"]) == false) {
         let field = format!("{base}.firmware.bootloader.efi.secureBoot");
-        p.invalid(base, format!("{field} has EFI SecureBoot enabled. SecureBoot requires SMM, which is currently disabled."));
+        p.invalid(
+            base,
+            format!("{field} has EFI SecureBoot enabled. SecureBoot requires SMM, which is currently disabled."),
+        );
     }
     let uuid = text(domain, &["firmware", "uuid"]);
     if !uuid.is_empty() && uuid::Uuid::parse_str(uuid).is_err() {
@@ -177,7 +238,9 @@ fn firmware(domain: &Value, base: &str, p: &mut Problems) {
 fn hyperv(domain: &Value, base: &str, p: &mut Problems) {
     let features = get(domain, &["features", "hyperv"]);
     let on = |name: &str| features.get(name).is_some_and(|f| f.is_object() && get(f, &["enabled"]) != false);
-    for (needs, needed) in [("evmcs", "vapic"), ("ipi", "vpindex"), ("tlbflush", "vpindex"), ("synictimer", "synic"), ("synic", "vpindex")] {
+    for (needs, needed) in
+        [("evmcs", "vapic"), ("ipi", "vpindex"), ("tlbflush", "vpindex"), ("synictimer", "synic"), ("synic", "vpindex")]
+    {
         if on(needs) && !on(needed) {
             let field = format!("{base}.features.hyperv.{needs}");
             p.invalid(&field, format!("{field} requires {base}.features.hyperv.{needed}, which is disabled"));
@@ -197,14 +260,26 @@ fn devices(domain: &Value, base: &str, p: &mut Problems) {
     }
     let devices = get(domain, &["devices"]);
     let base = format!("{base}.devices");
-    p.one_of(NotSupported, &format!("{base}.video.type"), get(devices, &["video", "type"]), &["vga", "cirrus", "virtio", "ramfb", "bochs"]);
+    p.one_of(
+        NotSupported,
+        &format!("{base}.video.type"),
+        get(devices, &["video", "type"]),
+        &["vga", "cirrus", "virtio", "ramfb", "bochs"],
+    );
     if devices.get("video").is_some_and(Value::is_object) && get(devices, &["autoattachGraphicsDevice"]) == false {
-        p.invalid(format!("{base}.video"), format!("{base}.video is not allowed when autoattachGraphicsDevice is set to false"));
+        p.invalid(
+            format!("{base}.video"),
+            format!("{base}.video is not allowed when autoattachGraphicsDevice is set to false"),
+        );
     }
     let dog = get(devices, &["watchdog"]);
     if dog.is_object() {
         if !dog.get("i6300esb").is_some_and(Value::is_object) {
-            p.add(NotFound, format!("{base}.watchdog"), format!("{base}.watchdog must have the i6300esb device on this architecture"));
+            p.add(
+                NotFound,
+                format!("{base}.watchdog"),
+                format!("{base}.watchdog must have the i6300esb device on this architecture"),
+            );
         }
         let field = format!("{base}.watchdog.i6300esb.action");
         p.one_of(NotSupported, &field, get(dog, &["i6300esb", "action"]), &["reset", "poweroff", "shutdown"]);

@@ -18,7 +18,10 @@ pub(super) fn check(spec: &Value, base: &str, p: &mut Problems) {
         let field = format!("{base}[{i}]");
         let name = text(disk, &["name"]);
         if !is_label(name) {
-            p.invalid(format!("{field}.name"), format!("{field}.name does not conform to the kubernetes DNS_LABEL rules: {name:?}"));
+            p.invalid(
+                format!("{field}.name"),
+                format!("{field}.name does not conform to the kubernetes DNS_LABEL rules: {name:?}"),
+            );
         }
         if !volumes.iter().any(|v| text(v, &["name"]) == name) {
             p.invalid(format!("{field}.name"), format!("{field}.Name '{name}' not found."));
@@ -41,7 +44,9 @@ fn bus(disk: &Value, target: &str, field: &str, p: &mut Problems) {
         "" => {}
         "ide" => p.invalid(&at, "IDE bus is not supported"),
         "virtio" if target == "cdrom" => p.invalid(&at, "Bus type virtio is invalid for CD-ROM device"),
-        b if !BUSES.contains(&b) => p.invalid(&at, format!("{field} is set with an unrecognized bus {b}, must be one of: {BUSES:?}")),
+        b if !BUSES.contains(&b) => {
+            p.invalid(&at, format!("{field} is set with an unrecognized bus {b}, must be one of: {BUSES:?}"))
+        }
         "sata" if target == "disk" && get(disk, &["disk", "readonly"]) == true => {
             p.invalid(&at, format!("{field}: sata hard-disks do not support read-only."));
         }
@@ -60,17 +65,33 @@ fn bus(disk: &Value, target: &str, field: &str, p: &mut Problems) {
 fn options(disk: &Value, field: &str, p: &mut Problems) {
     let serial = text(disk, &["serial"]);
     if serial.len() > 256 {
-        p.invalid(format!("{field}.serial"), format!("{field}.serial must be less than or equal to 256 in length, if specified"));
+        p.invalid(
+            format!("{field}.serial"),
+            format!("{field}.serial must be less than or equal to 256 in length, if specified"),
+        );
     }
     if !serial.bytes().all(|b| b.is_ascii_alphanumeric() || b"_.+-".contains(&b)) {
-        p.invalid(format!("{field}.serial"), format!("{field}.serial must be made up of the following characters [A-Za-z0-9_.+-], if specified"));
+        p.invalid(
+            format!("{field}.serial"),
+            format!("{field}.serial must be made up of the following characters [A-Za-z0-9_.+-], if specified"),
+        );
     }
-    p.one_of(CauseType::Invalid, &format!("{field}.cache"), get(disk, &["cache"]), &["none", "writethrough", "writeback"]);
+    p.one_of(
+        CauseType::Invalid,
+        &format!("{field}.cache"),
+        get(disk, &["cache"]),
+        &["none", "writethrough", "writeback"],
+    );
     p.one_of(NotSupported, &format!("{field}.io"), get(disk, &["io"]), &["native", "threads"]);
     if text(disk, &["io"]) == "native" && text(disk, &["cache"]) != "none" {
         p.invalid(format!("{field}.io"), format!("{field}.io native needs {field}.cache none"));
     }
-    p.one_of(NotSupported, &format!("{field}.errorPolicy"), get(disk, &["errorPolicy"]), &["stop", "ignore", "report", "enospace"]);
+    p.one_of(
+        NotSupported,
+        &format!("{field}.errorPolicy"),
+        get(disk, &["errorPolicy"]),
+        &["stop", "ignore", "report", "enospace"],
+    );
     let block = get(disk, &["blockSize"]);
     let custom = get(block, &["custom"]);
     if !custom.is_object() {
@@ -84,13 +105,22 @@ fn options(disk: &Value, field: &str, p: &mut Problems) {
     for (name, n) in [("logical", logical), ("physical", physical)] {
         if !n.is_power_of_two() || !(512..=2 << 20).contains(&n) {
             let at = format!("{field}.blockSize.custom.{name}");
-            p.invalid(&at, format!("Provided size of {n} is not supported: {name} is a power of two from 512 to 2097152."));
+            p.invalid(
+                &at,
+                format!("Provided size of {n} is not supported: {name} is a power of two from 512 to 2097152."),
+            );
         }
     }
     if logical > physical {
-        p.invalid(format!("{field}.blockSize.custom.logical"), format!("Logical size {logical} must be the same or less than the physical size of {physical}."));
+        p.invalid(
+            format!("{field}.blockSize.custom.logical"),
+            format!("Logical size {logical} must be the same or less than the physical size of {physical}."),
+        );
     }
     if text(disk, &["disk", "bus"]) == "sata" && logical != 512 {
-        p.invalid(format!("{field}.blockSize.custom.logical"), "Only a logical block size of 512 is supported on the sata bus.");
+        p.invalid(
+            format!("{field}.blockSize.custom.logical"),
+            "Only a logical block size of 512 is supported on the sata bus.",
+        );
     }
 }

@@ -57,7 +57,9 @@ fn boot_order(spec: &Value, base: &str, problems: &mut Problems) {
             let field = format!("{base}.domain.devices.{kind}[{i}].bootOrder");
             match order.as_i64() {
                 None => {}
-                Some(n) if n < 1 => problems.invalid(&field, format!("{field} must have a boot order > 0, if supplied")),
+                Some(n) if n < 1 => {
+                    problems.invalid(&field, format!("{field} must have a boot order > 0, if supplied"))
+                }
                 Some(n) if taken.contains(&n) => {
                     problems.invalid(&field, format!("Boot order for {field} already set for a different device."));
                 }

@@ -20,7 +20,11 @@ pub(super) fn check(spec: &Value, base: &str, p: &mut Problems) {
     }
     for (i, name, _) in duplicates(networks) {
         let field = format!("{base}.networks[{i}].name");
-        p.add(Duplicate, &field, format!("Network with name {name:?} already exists, every network must have a unique name"));
+        p.add(
+            Duplicate,
+            &field,
+            format!("Network with name {name:?} already exists, every network must have a unique name"),
+        );
     }
     for (i, network) in networks.iter().enumerate() {
         let field = format!("{base}.networks[{i}]");
@@ -34,9 +38,14 @@ pub(super) fn check(spec: &Value, base: &str, p: &mut Problems) {
             p.add(Required, format!("{field}.name"), format!("{field}.name '{name}' not found."));
         }
         let cidr = text(network, &["pod", "vmNetworkCIDR"]);
-        let good = cidr.split_once('/').is_some_and(|(a, n)| a.parse::<std::net::Ipv4Addr>().is_ok() && n.parse::<u8>().is_ok_and(|n| n <= 30));
+        let good = cidr
+            .split_once('/')
+            .is_some_and(|(a, n)| a.parse::<std::net::Ipv4Addr>().is_ok() && n.parse::<u8>().is_ok_and(|n| n <= 30));
         if !cidr.is_empty() && !good {
-            p.invalid(format!("{field}.pod.vmNetworkCIDR"), format!("{field}.pod.vmNetworkCIDR is not an IPv4 range: {cidr}"));
+            p.invalid(
+                format!("{field}.pod.vmNetworkCIDR"),
+                format!("{field}.pod.vmNetworkCIDR is not an IPv4 range: {cidr}"),
+            );
         }
     }
     for (i, name, _) in duplicates(interfaces) {
@@ -56,29 +65,55 @@ fn one(interface: &Value, network: Option<&Value>, field: &str, macs: &mut Vec<[
         p.invalid(format!("{field}.name"), format!("{field}.name '{name}' not found."));
     }
     if name.is_empty() || !name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b)) {
-        p.invalid(format!("{field}.name"), "Network interface name can only contain alphabetical characters, numbers, dashes (-) or underscores (_)");
+        p.invalid(
+            format!("{field}.name"),
+            "Network interface name can only contain alphabetical characters, numbers, dashes (-) or underscores (_)",
+        );
     }
     if set(interface, BINDINGS).len() != 1 {
-        p.invalid(format!("{field}.name"), format!("logical {field} {name} must have exactly one interface binding method"));
+        p.invalid(
+            format!("{field}.name"),
+            format!("logical {field} {name} must have exactly one interface binding method"),
+        );
     }
     let masquerade = interface.get("masquerade").is_some_and(Value::is_object);
     if masquerade && network.is_some_and(|n| !n.get("pod").is_some_and(Value::is_object)) {
         p.invalid(format!("{field}.name"), "Masquerade interface only implemented with pod network");
     }
-    p.one_of(crate::status::CauseType::Invalid, &format!("{field}.state"), get(interface, &["state"]), &["up", "down", "absent"]);
+    p.one_of(
+        crate::status::CauseType::Invalid,
+        &format!("{field}.state"),
+        get(interface, &["state"]),
+        &["up", "down", "absent"],
+    );
     let model = text(interface, &["model"]);
     if !model.is_empty() && !MODELS.contains(&model) {
-        p.add(NotSupported, format!("{field}.model"), format!("interface {field}.name uses model {model} that is not supported."));
+        p.add(
+            NotSupported,
+            format!("{field}.model"),
+            format!("interface {field}.name uses model {model} that is not supported."),
+        );
     }
     let given = text(interface, &["macAddress"]);
     if !given.is_empty() {
         match mac(given) {
-            Err(why) => p.invalid(format!("{field}.macAddress"), format!("interface {field}.name has {why} ({given}).")),
-            Ok(RESERVED_MAC) if masquerade => {
-                p.invalid(format!("{field}.macAddress"), "The requested MAC address is reserved for the in-pod bridge. Please choose another one.");
+            Err(why) => {
+                p.invalid(format!("{field}.macAddress"), format!("interface {field}.name has {why} ({given})."))
             }
-            Ok(m) if m[0] & 1 == 1 => p.invalid(format!("{field}.macAddress"), format!("interface {field}.name has a multicast MAC address ({given}).")),
-            Ok(m) if macs.contains(&m) => p.invalid(format!("{field}.macAddress"), format!("interface {field}.name repeats the MAC address {given}.")),
+            Ok(RESERVED_MAC) if masquerade => {
+                p.invalid(
+                    format!("{field}.macAddress"),
+                    "The requested MAC address is reserved for the in-pod bridge. Please choose another one.",
+                );
+            }
+            Ok(m) if m[0] & 1 == 1 => p.invalid(
+                format!("{field}.macAddress"),
+                format!("interface {field}.name has a multicast MAC address ({given})."),
+            ),
+            Ok(m) if macs.contains(&m) => p.invalid(
+                format!("{field}.macAddress"),
+                format!("interface {field}.name repeats the MAC address {given}."),
+            ),
             Ok(m) => macs.push(m),
         }
     }
@@ -87,11 +122,14 @@ fn one(interface: &Value, network: Option<&Value>, field: &str, macs: &mut Vec<[
 
 fn mac(text: &str) -> Result<[u8; 6], &'static str> {
     let parts: Vec<&str> = text.split([':', '-']).collect();
-    if parts.iter().any(|p| p.len() != 2 || u8::from_str_radix(p, 16).is_err() || p.starts_with('+')) || text.contains(':') && text.contains('-') {
+    if parts.iter().any(|p| p.len() != 2 || u8::from_str_radix(p, 16).is_err() || p.starts_with('+'))
+        || text.contains(':') && text.contains('-')
+    {
         return Err("malformed MAC address");
     }
     let bytes: Vec<u8> = parts.iter().filter_map(|p| u8::from_str_radix(p, 16).ok()).collect();
-    <[u8; 6]>::try_from(bytes).map_err(|b| if b.len() > 6 { "MAC address that is too long" } else { "MAC address that is too short" })
+    <[u8; 6]>::try_from(bytes)
+        .map_err(|b| if b.len() > 6 { "MAC address that is too long" } else { "MAC address that is too short" })
 }
 
 fn ports(interface: &Value, field: &str, p: &mut Problems) {

@@ -6,8 +6,22 @@ use serde_json::Value;
 
 /// Everything that a volume may come from.
 const SOURCES: &[&str] = &[
-    "cloudInitConfigDrive", "cloudInitNoCloud", "configMap", "containerDisk", "containerPath", "dataVolume", "downwardAPI", "downwardMetrics",
-    "emptyDisk", "ephemeral", "hostDisk", "memoryDump", "persistentVolumeClaim", "secret", "serviceAccount", "sysprep",
+    "cloudInitConfigDrive",
+    "cloudInitNoCloud",
+    "configMap",
+    "containerDisk",
+    "containerPath",
+    "dataVolume",
+    "downwardAPI",
+    "downwardMetrics",
+    "emptyDisk",
+    "ephemeral",
+    "hostDisk",
+    "memoryDump",
+    "persistentVolumeClaim",
+    "secret",
+    "serviceAccount",
+    "sysprep",
 ];
 /// The most bytes of cloud-init data in the object itself, decoded or not.
 pub(crate) const CLOUD_INIT_MAX: usize = 2048;
@@ -15,7 +29,10 @@ pub(crate) const CLOUD_INIT_MAX: usize = 2048;
 pub(super) fn check(spec: &Value, base: &str, p: &mut Problems) {
     let volumes = items(spec, &["volumes"]);
     for (i, _, first) in duplicates(volumes) {
-        p.invalid(format!("{base}.volumes[{i}].name"), format!("{base}.volumes[{first}] and {base}.volumes[{i}] must not have the same Name."));
+        p.invalid(
+            format!("{base}.volumes[{i}].name"),
+            format!("{base}.volumes[{first}] and {base}.volumes[{i}] must not have the same Name."),
+        );
     }
     for (i, volume) in volumes.iter().enumerate() {
         let field = format!("{base}.volumes[{i}]");
@@ -42,7 +59,10 @@ pub(super) fn check(spec: &Value, base: &str, p: &mut Problems) {
                 p.invalid(format!("{at}.capacity"), format!("{at}.capacity must be greater than 0"));
             }
             "ephemeral" if text(data, &["persistentVolumeClaim", "claimName"]).is_empty() => {
-                p.invalid(format!("{at}.persistentVolumeClaim.claimName"), format!("{at}.persistentVolumeClaim.claimName is required"));
+                p.invalid(
+                    format!("{at}.persistentVolumeClaim.claimName"),
+                    format!("{at}.persistentVolumeClaim.claimName is required"),
+                );
             }
             _ => {}
         }
@@ -62,18 +82,27 @@ fn container_disk(data: &Value, at: &str, p: &mut Problems) {
     if image.is_empty() || image.contains(char::is_whitespace) {
         p.invalid(format!("{at}.image"), format!("{at}.image is not the name of an image: {image:?}"));
     }
-    p.one_of(crate::status::CauseType::Invalid, &format!("{at}.imagePullPolicy"), get(data, &["imagePullPolicy"]), &["Always", "IfNotPresent", "Never"]);
+    p.one_of(
+        crate::status::CauseType::Invalid,
+        &format!("{at}.imagePullPolicy"),
+        get(data, &["imagePullPolicy"]),
+        &["Always", "IfNotPresent", "Never"],
+    );
     let path = text(data, &["path"]);
     if !path.is_empty() && (!path.starts_with('/') || path == "/" || path.split('/').any(|part| part == "..")) {
-        p.invalid(format!("{at}.path"), format!("{at}.path must be an absolute path to a file without relative elements"));
+        p.invalid(
+            format!("{at}.path"),
+            format!("{at}.path must be an absolute path to a file without relative elements"),
+        );
     }
 }
 
 fn cloud_init(data: &Value, at: &str, p: &mut Problems) {
     let mut any = false;
-    for (what, plain, encoded, reference) in
-        [("userdata", "userData", "userDataBase64", "secretRef"), ("networkdata", "networkData", "networkDataBase64", "networkDataSecretRef")]
-    {
+    for (what, plain, encoded, reference) in [
+        ("userdata", "userData", "userDataBase64", "secretRef"),
+        ("networkdata", "networkData", "networkDataBase64", "networkDataSecretRef"),
+    ] {
         let (inline, base64) = (text(data, &[plain]), text(data, &[encoded]));
         let secret = data.get(reference).is_some_and(Value::is_object);
         let given = [!inline.is_empty(), !base64.is_empty(), secret].iter().filter(|g| **g).count();
@@ -85,7 +114,10 @@ fn cloud_init(data: &Value, at: &str, p: &mut Problems) {
             p.invalid(format!("{at}.{reference}.name"), format!("{at}.{reference}.name is required"));
         }
         if inline.len() > CLOUD_INIT_MAX {
-            p.invalid(format!("{at}.{plain}"), format!("{at}.{plain} exceeds {CLOUD_INIT_MAX} byte limit. Should use {reference} for larger data."));
+            p.invalid(
+                format!("{at}.{plain}"),
+                format!("{at}.{plain} exceeds {CLOUD_INIT_MAX} byte limit. Should use {reference} for larger data."),
+            );
         }
         if !base64.is_empty() {
             match base64::engine::general_purpose::STANDARD.decode(base64.trim()) {
