@@ -79,6 +79,10 @@ impl Console {
 
     /// Types.
     pub fn send(&mut self, text: &str) -> Result<()> {
+        // A terminal that nobody reads any more blocks whoever types, for ever.
+        if let Some(status) = self.child.try_wait()? {
+            bail!("virtfold console has ended with {status}. It shows:\n{}", self.seen);
+        }
         self.keyboard.write_all(text.as_bytes()).context("type on the console")
     }
 

@@ -16,7 +16,10 @@ fn same(vm: &Vm, before: &Parts) -> Result<()> {
     let now = vm.parts()?;
     ensure!(now.vmi_uid == before.vmi_uid && now.pod_uid == before.pod_uid, "{before:?} became {now:?}");
     ensure!(now.qemu == before.qemu && now.launcher == before.launcher, "{before:?} became {now:?}");
-    let mut console: Console = vm.shell()?;
+    // An agent that has just started says so before everybody has found it again.
+    let mut console: Console = wait::until("the guest's console", Duration::from_secs(30), || {
+        Ok(vm.shell().map_err(|error| format!("{error:#}")))
+    })?;
     ensure!(console.run("cat /run/mark")? == "mark", "the guest was booted again");
     Ok(())
 }
