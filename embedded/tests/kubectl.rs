@@ -150,7 +150,7 @@ async fn kubectl_works_unchanged() {
     let edited = edit.env("KUBE_EDITOR", &editor).output().await.unwrap();
     assert!(edited.status.success(), "{edited:?}");
     assert_eq!(k.ok(&["get", "thing", "t", "-o", "jsonpath={.spec.size}"]).await, "large");
-    k.ok_with(&["create", "-f", "-"], "{apiVersion: v1, kind: ConfigMap, metadata: {name: c}, data: {a: b}}").await;
+    k.ok_with(&["create", "-f", "-"], "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata: {a: b}\n").await;
     k.ok(&["create", "secret", "generic", "s", "--from-literal=a=b"]).await;
     assert!(k.ok(&["get", "secret", "s"]).await.contains("Opaque"));
     assert!(!k.ok(&["create", "token", "default"]).await.trim().is_empty());
@@ -180,7 +180,7 @@ async fn kubectl_works_unchanged() {
     assert_eq!(k.raw(&["auth", "can-i", "delete", "pods", "--as=ann"], "").await.1.trim(), "no");
 
     // Events and watching.
-    let event = "{apiVersion: v1, kind: Event, metadata: {name: e}, involvedObject: {apiVersion: v1, kind: Pod, name: p, namespace: default}, reason: Tested, message: hello, type: Normal, count: 1, firstTimestamp: '2026-01-01T00:00:00Z', lastTimestamp: '2026-01-01T00:00:00Z'}";
+    let event = "apiVersion: v1\nkind: Event\nmetadata: {name: e}\ninvolvedObject: {apiVersion: v1, kind: Pod, name: p, namespace: default}\nreason: Tested\nmessage: hello\ntype: Normal\ncount: 1\nfirstTimestamp: '2026-01-01T00:00:00Z'\nlastTimestamp: '2026-01-01T00:00:00Z'\n";
     k.ok_with(&["create", "-f", "-"], event).await;
     assert!(k.ok(&["events"]).await.contains("hello"));
     assert!(k.ok(&["get", "events"]).await.contains("Tested"));

@@ -434,7 +434,7 @@ fn bad_specs_are_refused_by_field_in_both_kinds() {
 #[test]
 fn good_specs_are_accepted() {
     for (what, patch, warnings) in [
-        ("volume without a disk gets one", json!({"domain": {"devices": {"disks": null}}}), 0),
+        ("volume without a disk gets one", json!({"domain": {"devices": {"disks": null}}}), 1),
         ("more memory than any node has", json!({"domain": {"memory": {"guest": "100Ti"}}}), 0),
         ("memory from requests", json!({"domain": {"memory": null, "resources": {"requests": {"memory": "64M"}}}}), 0),
         ("no interface at all", json!({"domain": {"devices": {"autoattachPodInterface": false}}}), 0),

@@ -1,6 +1,6 @@
 //! Defaults of the spec of an instance, in KubeVirt's order.
 
-use super::{Settings, at, default, get, items, text};
+use super::{Problems, Settings, at, default, get, items, text};
 use serde_json::{Value, json};
 
 /// Fills in what a user left open in the spec of an instance. Doing it twice is doing it once.
@@ -85,8 +85,15 @@ fn network(spec: &mut Value) {
     }
 }
 
+/// Says which defaults a user may not have meant.
+pub(super) fn tell(spec: &Value, base: &str, p: &mut Problems) {
+    for (i, name) in volumes_without_disk(spec) {
+        p.warn(format!("{base}.volumes[{i}]: no disk is named {name:?}; the machine gets one for it"));
+    }
+}
+
 /// Index and name of each volume that nothing in the machine shows; it gets a disk.
-pub(super) fn volumes_without_disk(spec: &Value) -> Vec<(usize, &str)> {
+fn volumes_without_disk(spec: &Value) -> Vec<(usize, &str)> {
     let taken: Vec<&str> = ["disks", "filesystems"]
         .iter()
         .flat_map(|kind| items(get(spec, &["domain", "devices"]), &[kind]))

@@ -76,9 +76,7 @@ fn check(input: &AdmissionInput, context: &Context<'_>, p: &mut Problems) {
         return p.add(CauseType::Required, base, "missing virtual machine instance spec.");
     }
     fields::check(fields::INSTANCE, wish, base, "", p);
-    for (i, name) in defaults::volumes_without_disk(wish) {
-        p.warn(format!("{base}.volumes[{i}]: no disk is named {name:?}; the machine gets one for it"));
-    }
+    defaults::tell(wish, base, p);
     let mut whole = wish.clone();
     defaults::spec(&mut whole, context.settings, &|| uuid::Uuid::nil().to_string());
     rules::spec(&whole, base, p);

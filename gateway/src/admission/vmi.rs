@@ -41,6 +41,7 @@ fn create(mut input: AdmissionInput, context: &Context<'_>, p: &mut Problems) ->
         );
     }
     if get(&input.object, &["spec"]).is_object() {
+        defaults::tell(get(&input.object, &["spec"]), "spec", p);
         mutate(&mut input.object, &input.user, context);
         rules::spec(get(&input.object, &["spec"]), "spec", p);
         if get(&input.object, &["spec", "domain", "memory", "guest"]).is_null() {
