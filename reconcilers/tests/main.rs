@@ -202,10 +202,10 @@ async fn a_hundred_machines_at_once_keep_to_the_budget() {
     let each = (writes.len() - events) as f64 / N as f64;
     println!("{N} VMs in {took:?}: {each} writes each, {events} events, {refused} refused");
     assert_eq!(refused, 0, "{writes:?}");
-    assert!(
-        writes.len() - events <= 8 * N,
-        "six and the revision, and one lazy status where a start takes over a second"
-    );
+    // How many lazy levels show depends on how long a start takes here; how many can show does not.
+    let creates = writes.iter().filter(|x| x.starts_with("POST") && !x.contains("events")).count();
+    assert_eq!(creates, 3 * N, "VMI, pod and revision, each once");
+    assert!(writes.len() - events <= 11 * N, "six and the revision, and each lazy level at most once");
     assert!(w.agent.launchers.lock().unwrap().all.values().all(|l| l.starts == 1));
     stop.cancel();
     running.await.unwrap().unwrap();
