@@ -1,84 +1,17 @@
 //! The wire's messages as facts of the machines, and back.
 
 use proto::agent as wire;
-use state::domain::{
-    AckResult, Cause, Domain, DomainState, GuestFacts, InstructKind, Instruction, InterfaceFacts, OsInfo, Outcome,
-    RefusalReason,
-};
+use state::domain::{AckResult, Cause, Domain, GuestFacts, InstructKind, Instruction, OsInfo, Outcome, RefusalReason};
 use state::{Millis, ResourceVersion, Timestamp};
 
 /// `None` where the state is unknown to this version.
 pub(crate) fn domain(d: wire::Domain) -> Option<Domain> {
-    let state = match d.state() {
-        wire::DomainState::Unspecified => return None,
-        wire::DomainState::Absent => DomainState::Absent,
-        wire::DomainState::Deaf => DomainState::Deaf,
-        wire::DomainState::Starting => DomainState::Starting,
-        wire::DomainState::Running => DomainState::Running,
-        wire::DomainState::Paused => DomainState::Paused,
-        wire::DomainState::ShuttingDown => DomainState::ShuttingDown,
-        wire::DomainState::Stopped => DomainState::Stopped,
-    };
-    Some(Domain {
-        vmi: d.vmi_uid.into(),
-        pod: d.pod_uid.into(),
-        launcher: d.launcher_instance.into(),
-        seq: d.seq,
-        state,
-        since: Timestamp(d.since_unix_ms),
-        guest: d.guest.map(guest).unwrap_or_default(),
-        paused_reason: d.paused_reason,
-        accelerator: d.accelerator,
-    })
-}
-
-fn guest(g: wire::GuestFacts) -> GuestFacts {
-    let os = g.os.unwrap_or_default();
-    GuestFacts {
-        agent_connected: g.agent_connected,
-        agent_version: g.agent_version,
-        os: OsInfo {
-            name: os.name,
-            kernel_release: os.kernel_release,
-            version: os.version,
-            pretty_name: os.pretty_name,
-            version_id: os.version_id,
-            kernel_version: os.kernel_version,
-            machine: os.machine,
-            id: os.id,
-        },
-        hostname: g.hostname,
-        interfaces: g
-            .interfaces
-            .into_iter()
-            .map(|i| InterfaceFacts {
-                name: i.name,
-                mac: i.mac,
-                ip: i.ip,
-                ips: i.ips,
-                interface_name: i.interface_name,
-                info_source: i.info_source,
-                queue_count: i.queue_count,
-                pod_interface_name: i.pod_interface_name,
-                link_state: i.link_state,
-            })
-            .collect(),
-        machine_type: g.machine_type,
-        fs_freeze_status: g.fs_freeze_status,
-    }
+    // The conversion takes an unknown state for `Deaf`; here it is no news at all.
+    (d.state() != wire::DomainState::Unspecified).then(|| d.into())
 }
 
 /// With the VMI's namespace and name.
 pub(crate) fn to_domain(d: &Domain, namespace: &str, name: &str) -> wire::Domain {
-    let state = match d.state {
-        DomainState::Absent => wire::DomainState::Absent,
-        DomainState::Deaf => wire::DomainState::Deaf,
-        DomainState::Starting => wire::DomainState::Starting,
-        DomainState::Running => wire::DomainState::Running,
-        DomainState::Paused => wire::DomainState::Paused,
-        DomainState::ShuttingDown => wire::DomainState::ShuttingDown,
-        DomainState::Stopped => wire::DomainState::Stopped,
-    };
     let g = &d.guest;
     let os = g.os.clone();
     let guest = wire::GuestFacts {
@@ -119,7 +52,7 @@ pub(crate) fn to_domain(d: &Domain, namespace: &str, name: &str) -> wire::Domain
         pod_uid: d.pod.0.clone(),
         launcher_instance: d.launcher.0.clone(),
         seq: d.seq,
-        state: state as i32,
+        state: wire::DomainState::from(d.state) as i32,
         since_unix_ms: d.since.0,
         guest: (d.guest != GuestFacts::default()).then_some(guest),
         paused_reason: d.paused_reason.clone(),
