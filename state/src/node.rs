@@ -43,7 +43,7 @@ pub enum Input {
 }
 
 /// One Node.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Node {
     name: NodeName,
     now: Timestamp,

@@ -4,6 +4,7 @@ use crate::{
     Millis, ResourceVersion, Timestamp, Uid,
     object::{CommandId, Refusal, Versioned},
 };
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// UIDs that are remembered as gone. A name is reused a few times within the life of a cell's memory, not more.
@@ -16,7 +17,7 @@ const BACKOFF_LAST: Millis = Millis::secs(30);
 const USELESS_PAUSE: Millis = Millis::secs(30);
 
 /// One object of a cell.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Slot<T> {
     seen: Option<T>,
     tombs: Vec<Uid>,

@@ -81,11 +81,13 @@ pub struct Finished {
 }
 
 /// Boundaries of the running operation.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Marks {
     began: Option<Timestamp>,
     last: Option<Timestamp>,
     ended: BTreeMap<Step, (Timestamp, Timestamp)>,
+    /// What the driver took is no input of a step, so it is not in what is recorded.
+    #[serde(skip)]
     sent: usize,
     order: Vec<Step>,
     stopping: bool,

@@ -9,6 +9,7 @@ use crate::{
     VmiUid,
     domain::{AckResult, Domain, DomainState, GuestFacts, InstructKind, Instruction, Outcome, RefusalReason},
 };
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
 /// A launcher that is silent for this long is deaf. Longer than its start and any restart of the agent take.
@@ -19,7 +20,7 @@ const RETRY_AFTER: Millis = Millis::secs(1);
 const PENDING_MAX: usize = 16;
 
 /// The pod, as the node's runtime knows it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Pod {
     /// Not seen yet.
     Unseen,
@@ -32,7 +33,7 @@ pub(super) enum Pod {
 }
 
 /// The way to the launcher.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Link {
     /// It answers.
     Up { launcher: LauncherInstance, epoch: Epoch },
@@ -41,7 +42,7 @@ pub(super) enum Link {
 }
 
 /// The pod's network.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Network {
     Unprepared,
     Preparing,
@@ -50,7 +51,7 @@ pub(super) enum Network {
 }
 
 /// An instruction that is not answered yet.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Pending {
     pub session: u64,
     pub epoch: Epoch,
@@ -63,7 +64,7 @@ pub(super) struct Pending {
 }
 
 /// The outcome, until it is acknowledged.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Kept {
     pub outcome: Outcome,
     pub stored: bool,
@@ -73,7 +74,7 @@ pub(super) struct Kept {
 }
 
 /// The pod's condition.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Unpaused {
     pub written: Option<bool>,
     pub in_flight: Option<bool>,
@@ -82,7 +83,7 @@ pub(super) struct Unpaused {
 }
 
 /// One launcher pod on one node.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Agent {
     pub(super) node: NodeName,
     pub(super) uid: PodUid,

@@ -10,10 +10,14 @@ use crate::{
     slot::{Folded, Slot},
     trace::Marks,
 };
-use std::collections::{BTreeMap, BTreeSet};
+use serde::{Deserialize, Serialize};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet},
+};
 
 /// Which slot a command is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) enum At {
     Vm,
     Vmi,
@@ -23,7 +27,7 @@ pub(super) enum At {
 }
 
 /// What a command was.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) enum What {
     CreateVmi,
     CreatePod,
@@ -37,7 +41,7 @@ pub(super) enum What {
 }
 
 /// What became of an instruction in the session that carried it.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) enum Told {
     Sent,
     Taken,
@@ -45,14 +49,14 @@ pub(super) enum Told {
     Lost(Timestamp),
 }
 
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct Inventory {
     pub session: u64,
     pub complete: bool,
 }
 
 /// One VirtualMachine or bare VMI.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Vm {
     pub(super) key: Key,
     pub(super) now: Timestamp,
@@ -79,7 +83,7 @@ pub struct Vm {
     pub(super) unsaid_since: Option<Timestamp>,
     pub(super) noted: BTreeSet<(Uid, String)>,
     /// To be told to people with the next plan.
-    pub(super) tell: Vec<(Kind, bool, &'static str, String)>,
+    pub(super) tell: Vec<(Kind, bool, Cow<'static, str>, String)>,
     pub(super) armed: Option<Timestamp>,
     pub(super) marks: Marks,
 }
@@ -414,14 +418,14 @@ impl Vm {
                             "Started the virtual machine by creating the new virtual machine instance {}",
                             self.key.name
                         );
-                        self.tell.push((Kind::VirtualMachine, false, "SuccessfulCreate", text));
+                        self.tell.push((Kind::VirtualMachine, false, "SuccessfulCreate".into(), text));
                     }
                     What::Delete if at == At::Vmi => {
                         let text = format!(
                             "Stopped the virtual machine by deleting the virtual machine instance {}",
                             self.key.name
                         );
-                        self.tell.push((Kind::VirtualMachine, false, "SuccessfulDelete", text));
+                        self.tell.push((Kind::VirtualMachine, false, "SuccessfulDelete".into(), text));
                     }
                     What::CreatePod
                     | What::Write
@@ -494,9 +498,11 @@ impl Vm {
                 let text = format!("{}: {}", r.reason, r.message);
                 match what {
                     What::CreateVmi | What::CreatePod | What::CreateRevision(_) => {
-                        self.tell.push((about, true, "FailedCreate", text));
+                        self.tell.push((about, true, "FailedCreate".into(), text));
                     }
-                    What::Delete | What::DeleteRevision(_) => self.tell.push((about, true, "FailedDelete", text)),
+                    What::Delete | What::DeleteRevision(_) => {
+                        self.tell.push((about, true, "FailedDelete".into(), text))
+                    }
                     What::Write | What::Confirm | What::Instruct(_) | What::Acknowledge(..) => {}
                 }
                 match at {

@@ -32,7 +32,7 @@ impl Vm {
                 if kind == Kind::VirtualMachine && self.vm.get().is_some() { self.vm_ref() } else { self.vmi_ref() };
             // About nothing that is there: nobody would find it.
             if !about.uid.is_empty() {
-                self.note(about, warning, reason, &text, &mut out);
+                self.note(about, warning, &reason, &text, &mut out);
             }
         }
         self.plan_existence(&mut out);
