@@ -54,6 +54,8 @@ pub enum Command {
         #[arg(value_enum)]
         shell: clap_complete::Shell,
     },
+    /// Run a controller for a cluster whose API server is somewhere else (one leads, the others stand by)
+    Controller(Controller),
     /// Run a node's agent (started by `up`)
     #[command(hide = true)]
     NodeAgent {
@@ -275,6 +277,47 @@ pub struct Version {
     /// Which cluster
     #[command(flatten)]
     pub target: Target,
+}
+
+/// Who a component is to the other components.
+#[derive(Debug, Clone, Args)]
+pub struct AgentTls {
+    /// Certificate of the authority that all components trust
+    #[arg(long, value_name = "FILE")]
+    pub ca: PathBuf,
+    /// This component's certificate; its common name says what it may do
+    #[arg(long, value_name = "FILE")]
+    pub cert: PathBuf,
+    /// The key of the certificate
+    #[arg(long, value_name = "FILE")]
+    pub key: PathBuf,
+}
+
+/// `virtfold controller`.
+#[derive(Debug, Clone, Args)]
+#[command(
+    after_help = "The certificate's common name must be virtfold-controller. A controller that does not lead any \
+    more ends with exit code 1; start it again."
+)]
+pub struct Controller {
+    /// The kubeconfig file of the API server
+    #[arg(long, value_name = "FILE", env = "KUBECONFIG")]
+    pub kubeconfig: PathBuf,
+    /// Its identity to node agents
+    #[command(flatten)]
+    pub tls: AgentTls,
+    /// Namespace of the Lease by which one controller leads
+    #[arg(long, value_name = "NAME", default_value = embedded::cluster::bootstrap::NAMESPACE)]
+    pub namespace: String,
+    /// Folder of the journal; without it nothing is recorded
+    #[arg(long, value_name = "DIR")]
+    pub journal: Option<PathBuf>,
+    /// Send traces to this OTLP/gRPC collector
+    #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
+    pub otlp_endpoint: Option<String>,
+    /// What is logged, to standard error
+    #[arg(long, value_name = "FILTER", default_value = "info")]
+    pub log: String,
 }
 
 /// `virtfold launcher`, as a launcher pod calls it.

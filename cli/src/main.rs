@@ -1,6 +1,8 @@
 //! The `virtfold` binary: the supervisor, every component as a subcommand, and the user's commands.
 
 mod args;
+mod component;
+mod controller;
 mod launcher;
 mod node_agent;
 mod up;
@@ -40,6 +42,7 @@ fn main() -> ExitCode {
         }
         Command::Up(options) => up::run(options),
         Command::Down(options) => up::down::run(&options),
+        Command::Controller(options) => controller::run(&options),
         Command::NodeAgent { config } => node_agent::run(&config),
         Command::Launcher(options) => launcher::run(options),
         other => user::run(other),

@@ -12,22 +12,15 @@ use embedded::netns::Netns;
 use embedded::pki::Identity;
 use embedded::pods::{self, Network};
 use embedded::procs::ProcessId;
-use kube::client::ClientBuilder;
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config};
+use kube::Client;
+use kube::config::Kubeconfig;
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
-use tower::timeout::TimeoutLayer;
 
+use crate::component;
 use crate::up::agents::AgentConfig;
 use crate::up::layout::{AGENT_PORT, API, BRIDGE, PREFIX};
-
-/// Time for a connection to the API server.
-const CONNECT: Duration = Duration::from_secs(5);
-/// Time for the beginning of its answer.
-const ANSWER: Duration = Duration::from_secs(30);
 
 /// CPU model of guests that name none: old enough for every machine, so that a guest can move.
 const CPU_MODEL: &str = "Nehalem";
@@ -51,17 +44,12 @@ pub fn run(file: &Path) -> anyhow::Result<u8> {
     result.map(|()| 0)
 }
 
-/// The API server, with the rights of the node. A request that is not answered within 30 s has failed; watches go on.
+/// The API server, with the rights of the node.
 async fn client(config: &AgentConfig, tls: &Identity, ca: &str) -> anyhow::Result<Client> {
     let text = embedded::pki::kubeconfig(&format!("https://{API}"), ca, tls);
-    let options = KubeConfigOptions::default();
-    let mut kube = Config::from_custom_kubeconfig(Kubeconfig::from_yaml(&text)?, &options)
+    component::connect(Kubeconfig::from_yaml(&text)?, "virtfold-node-agent")
         .await
-        .with_context(|| format!("{} or {} is damaged", config.cert.display(), config.key.display()))?;
-    kube.default_retry = false;
-    kube.connect_timeout = Some(CONNECT);
-    let client = ClientBuilder::try_from(kube).context("the client of the API server cannot be made")?;
-    Ok(client.with_layer(&TimeoutLayer::new(ANSWER)).build())
+        .with_context(|| format!("{} or {} is damaged", config.cert.display(), config.key.display()))
 }
 
 async fn serve(config: AgentConfig, outside: File) -> anyhow::Result<()> {
@@ -117,15 +105,7 @@ async fn serve(config: AgentConfig, outside: File) -> anyhow::Result<()> {
         labels: std::collections::BTreeMap::new(),
     })?;
     let stop = CancellationToken::new();
-    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    let asked = stop.clone();
-    tokio::spawn(async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-        asked.cancel();
-    });
+    component::until_asked(&stop)?;
     let address = SocketAddr::from((node.address(), AGENT_PORT));
     let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
     let state_dir = node.data.join("state");

@@ -1,0 +1,57 @@
+//! What the components that are processes of their own have in common: client, identity, end.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Context;
+use kube::client::ClientBuilder;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+use proto::transport::Tls;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use tower::timeout::TimeoutLayer;
+
+use crate::args::AgentTls;
+
+/// Time for a connection to the API server.
+const CONNECT: Duration = Duration::from_secs(5);
+/// Time for the beginning of its answer.
+const ANSWER: Duration = Duration::from_secs(30);
+
+/// A component's client of the API server. A request that is not answered within 30 s has failed; watches go on. `agent` is
+/// what the API server's records call us.
+pub async fn client(kubeconfig: &Path, agent: &str) -> anyhow::Result<Client> {
+    let read = Kubeconfig::read_from(kubeconfig).with_context(|| format!("cannot read {}", kubeconfig.display()))?;
+    connect(read, agent).await.with_context(|| format!("{} is not usable", kubeconfig.display()))
+}
+
+/// The same, of a kubeconfig that is in memory.
+pub async fn connect(kubeconfig: Kubeconfig, agent: &str) -> anyhow::Result<Client> {
+    let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+    config.default_retry = false;
+    config.connect_timeout = Some(CONNECT);
+    let agent = format!("{agent}/{}", env!("CARGO_PKG_VERSION"));
+    config.headers.push((http::header::USER_AGENT, http::HeaderValue::try_from(agent)?));
+    Ok(ClientBuilder::try_from(config)?.with_layer(&TimeoutLayer::new(ANSWER)).build())
+}
+
+/// Reads a component's identity.
+pub fn identity(tls: &AgentTls) -> anyhow::Result<Tls> {
+    let read = |path: &Path| std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()));
+    Ok(Tls { ca: read(&tls.ca)?, cert: read(&tls.cert)?, key: read(&tls.key)? })
+}
+
+/// Ends the token at SIGTERM and SIGINT.
+pub fn until_asked(stop: &CancellationToken) -> anyhow::Result<()> {
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let stop = stop.clone();
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        stop.cancel();
+    });
+    Ok(())
+}
