@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 
-.PHONY: help setup guest build demo demo-down test lint bench
+.PHONY: help setup guest kubernetes build demo demo-down test lint bench
 
 help:
 	@echo "make demo       one manifest, one real guest: build all, start a cluster, run docs/demo/vm.yaml, take all down"
@@ -10,6 +10,7 @@ help:
 	@echo "make test       every test; TEST=name runs those whose names contain it, PACKAGE=crate those of one crate"
 	@echo "make lint       formatting and clippy"
 	@echo "make bench      the figures of README.md"
+	@echo "make kubernetes kube-apiserver and kube-controller-manager for tests and benches (target/go/bin; needs Go)"
 	@echo "make guest      the guest image (target/guest); guest/check boots it in a bare QEMU"
 	@echo "make setup      install what is missing"
 	@echo "make build      the virtfold binary (target/debug/virtfold)"
@@ -19,6 +20,9 @@ setup:
 
 guest: setup
 	@guest/build
+
+kubernetes:
+	@scripts/kubernetes
 
 build: setup
 	@cargo build --locked --workspace --bins
