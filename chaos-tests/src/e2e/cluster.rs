@@ -1,12 +1,12 @@
 //! A cluster of `virtfold up` for tests.
 
-use super::{leaks, process, wait};
+use super::kubectl::finish;
+pub use super::kubectl::{condition, items};
+use super::{kubectl::Kubectl, leaks, process, wait};
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::Signal;
-use serde_json::Value;
 use std::{
     fs::{self, File},
-    io::Write,
     net::TcpListener,
     path::{Path, PathBuf},
     process::{Child, ChildStdin, Command, Stdio},
@@ -40,9 +40,10 @@ pub struct Cluster {
     pub data: PathBuf,
     /// Where the API server listens.
     pub port: u16,
+    kubectl: Kubectl,
     options: Options,
     up: Mutex<Option<Child>>,
-    janitor: Option<(Child, ChildStdin)>,
+    janitor: Option<Janitor>,
 }
 
 /// The folder that holds the built binaries.
@@ -76,6 +77,33 @@ pub fn guest() -> Result<PathBuf> {
     Ok(folder)
 }
 
+/// A process that takes a cluster away when this program ends, in whatever way, or drops this.
+#[derive(Debug)]
+pub struct Janitor(Child, Option<ChildStdin>);
+
+impl Janitor {
+    /// For the cluster whose data folder this is.
+    pub fn start(data: &Path) -> Result<Self> {
+        let program = binaries()?.join("virtfold-chaos");
+        let mut child = Command::new(&program)
+            .arg("janitor")
+            .arg(data)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .with_context(|| format!("start {}", program.display()))?;
+        let pipe = child.stdin.take();
+        Ok(Self(child, pipe))
+    }
+}
+
+impl Drop for Janitor {
+    fn drop(&mut self) {
+        drop(self.1.take());
+        self.0.wait().ok();
+    }
+}
+
 /// A port of the loopback interface that was free a moment ago.
 pub fn free_port() -> Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
@@ -92,16 +120,9 @@ impl Cluster {
     /// A cluster that is not started yet: its data folder is there, and empty.
     pub fn prepare(options: Options) -> Result<Self> {
         let data = tempfile::Builder::new().prefix("virtfold-e2e-").tempdir().context("make a data folder")?.keep();
-        let janitor = binaries()?.join("virtfold-chaos");
-        let mut janitor = Command::new(&janitor)
-            .arg("janitor")
-            .arg(&data)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .spawn()
-            .with_context(|| format!("start {}", janitor.display()))?;
-        let pipe = janitor.stdin.take().context("the janitor has no standard input")?;
-        Ok(Self { data, port: free_port()?, options, up: Mutex::new(None), janitor: Some((janitor, pipe)) })
+        let janitor = Janitor::start(&data)?;
+        let kubectl = Kubectl { config: data.join("kubeconfig"), cache: data.with_extension("kubecache") };
+        Ok(Self { data, port: free_port()?, kubectl, options, up: Mutex::new(None), janitor: Some(janitor) })
     }
 
     /// Starts `virtfold up` on the data folder, and waits until it serves and its nodes are ready.
@@ -176,7 +197,7 @@ impl Cluster {
 
     /// The kubeconfig that `virtfold up` wrote.
     pub fn kubeconfig(&self) -> PathBuf {
-        self.data.join("kubeconfig")
+        self.config.clone()
     }
 
     fn log(&self) -> PathBuf {
@@ -192,82 +213,6 @@ impl Cluster {
             text += &format!("\n--- {}\n{}", log.display(), tail(&log, 40));
         }
         text
-    }
-
-    /// A `kubectl` with the cluster's kubeconfig.
-    pub fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(crate::rules::root().join("target/venv/bin/kubectl"));
-        command
-            .args(arguments)
-            .env("KUBECONFIG", self.kubeconfig())
-            .env("KUBECACHEDIR", self.data.with_extension("kubecache"))
-            .stdin(Stdio::null());
-        command
-    }
-
-    /// Runs `kubectl`: its exit code, standard output and standard error.
-    pub fn kubectl(&self, arguments: &[&str]) -> Result<(i32, String, String)> {
-        finish(&mut self.command(arguments))
-    }
-
-    /// Runs `kubectl`, which must succeed; returns its standard output.
-    pub fn ok(&self, arguments: &[&str]) -> Result<String> {
-        let (code, out, error) = self.kubectl(arguments)?;
-        if code != 0 {
-            bail!("kubectl {} ended with {code}: {out}{error}", arguments.join(" "));
-        }
-        Ok(out)
-    }
-
-    /// Runs `kubectl`, which must refuse; returns its standard error.
-    pub fn refused(&self, arguments: &[&str]) -> Result<String> {
-        let (code, out, error) = self.kubectl(arguments)?;
-        if code == 0 {
-            bail!("kubectl {} should have been refused: {out}", arguments.join(" "));
-        }
-        Ok(error)
-    }
-
-    /// Runs `kubectl ... -o json`.
-    pub fn json(&self, arguments: &[&str]) -> Result<Value> {
-        let mut arguments = arguments.to_vec();
-        arguments.extend(["-o", "json"]);
-        serde_json::from_str(&self.ok(&arguments)?).context("read kubectl's JSON")
-    }
-
-    /// Feeds `kubectl` a manifest: `verb` is `apply`, `create` and the like.
-    pub fn feed(&self, verb: &[&str], manifest: &str) -> Result<(i32, String, String)> {
-        let mut arguments = verb.to_vec();
-        arguments.extend(["-f", "-"]);
-        let mut child =
-            self.command(&arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
-        if let Some(mut input) = child.stdin.take() {
-            input.write_all(manifest.as_bytes())?;
-        }
-        let done = child.wait_with_output()?;
-        Ok((
-            done.status.code().unwrap_or(-1),
-            String::from_utf8_lossy(&done.stdout).into_owned(),
-            String::from_utf8_lossy(&done.stderr).into_owned(),
-        ))
-    }
-
-    /// `kubectl apply`, which must succeed.
-    pub fn apply(&self, manifest: &str) -> Result<String> {
-        let (code, out, error) = self.feed(&["apply"], manifest)?;
-        if code != 0 {
-            bail!("kubectl apply ended with {code}: {error}");
-        }
-        Ok(out)
-    }
-
-    /// `kubectl apply`, which must be refused; returns what it said.
-    pub fn apply_refused(&self, manifest: &str) -> Result<String> {
-        let (code, out, error) = self.feed(&["apply"], manifest)?;
-        if code == 0 {
-            bail!("should have been refused: {out}\n{manifest}");
-        }
-        Ok(error)
     }
 
     /// Runs one of the user's commands of the binary: its exit code, standard output and standard error.
@@ -291,6 +236,13 @@ impl Cluster {
     }
 }
 
+impl std::ops::Deref for Cluster {
+    type Target = Kubectl;
+    fn deref(&self) -> &Kubectl {
+        &self.kubectl
+    }
+}
+
 impl Drop for Cluster {
     fn drop(&mut self) {
         if let Some(mut child) = self.lock().take() {
@@ -301,11 +253,9 @@ impl Drop for Cluster {
                 child.wait().ok();
             }
         }
-        if let Some((mut janitor, pipe)) = self.janitor.take() {
-            drop(pipe);
-            janitor.wait().ok();
-        }
-        fs::remove_dir_all(self.data.with_extension("kubecache")).ok();
+        // Before the log goes: what is taken down may say something.
+        drop(self.janitor.take());
+        fs::remove_dir_all(&self.cache).ok();
         if !std::thread::panicking() {
             fs::remove_file(self.log()).ok();
         }
@@ -317,31 +267,8 @@ pub fn leftovers(data: &Path) -> Vec<String> {
     leaks::of_cluster(data)
 }
 
-fn finish(command: &mut Command) -> Result<(i32, String, String)> {
-    let done = command.output().with_context(|| format!("start {:?}", command.get_program()))?;
-    Ok((
-        done.status.code().unwrap_or(-1),
-        String::from_utf8_lossy(&done.stdout).into_owned(),
-        String::from_utf8_lossy(&done.stderr).into_owned(),
-    ))
-}
-
 fn tail(path: &Path, lines: usize) -> String {
     let text = fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
     let all: Vec<&str> = text.lines().collect();
     all[all.len().saturating_sub(lines)..].join("\n")
-}
-
-/// The items of a list.
-pub fn items(list: &Value) -> &[Value] {
-    list["items"].as_array().map(Vec::as_slice).unwrap_or_default()
-}
-
-/// Status and reason of a condition; empty where there is none.
-pub fn condition<'a>(object: &'a Value, kind: &str) -> (&'a str, &'a str) {
-    let conditions = object["status"]["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
-    match conditions.iter().find(|condition| condition["type"] == kind) {
-        Some(found) => (found["status"].as_str().unwrap_or_default(), found["reason"].as_str().unwrap_or_default()),
-        None => ("", ""),
-    }
 }
