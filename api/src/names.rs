@@ -35,6 +35,10 @@ pub const ANN_VM_GENERATION: &str = "kubevirt.io/vm-generation";
 pub const ANN_MEMORY_OVERHEAD: &str = "kubevirt.io/memory-overhead-bytes";
 /// W3C trace context of the write that changed the spec.
 pub const ANN_TRACEPARENT: &str = "virtfold.io/traceparent";
+/// Name of the user who changed the spec last, written by admission.
+pub const ANN_CHANGED_BY: &str = "virtfold.io/changed-by";
+/// Key in the data of a state change request: the name of the user who asked.
+pub const REQUESTED_BY: &str = "virtfold.io/requested-by";
 /// Node annotation: `host:port` of the node agent's gRPC server.
 pub const ANN_AGENT_ADDRESS: &str = "virtfold.io/agent-address";
 /// Node annotation: `kvm` or `tcg`.

@@ -183,6 +183,9 @@ pub struct VmView {
     pub claims: Vec<String>,
     /// Trace of the write that changed the spec.
     pub traceparent: Option<String>,
+    /// Who changed the spec last, as admission saw it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub changed_by: Option<String>,
     /// Status as last written.
     pub status: VmStatus,
 }
@@ -213,6 +216,7 @@ impl Project for VmView {
             uses_running: raw.spec.running.is_some(),
             claims: claims(&raw.spec.template.spec),
             traceparent: raw.metadata.annotations.get(names::ANN_TRACEPARENT).cloned(),
+            changed_by: raw.metadata.annotations.get(names::ANN_CHANGED_BY).cloned(),
             status: raw.status,
         }
     }
@@ -322,6 +326,9 @@ pub struct VmiView {
     pub vm_generation: Option<i64>,
     /// Trace.
     pub traceparent: Option<String>,
+    /// Who created it, as admission saw it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub created_by: Option<String>,
     /// Label that agents select by.
     pub node_label: Option<String>,
     /// From power button to kill.
@@ -371,6 +378,7 @@ impl Project for VmiView {
             foreign: controller.is_some() && owner.is_none(),
             vm_generation: raw.metadata.annotations.get(names::ANN_VM_GENERATION).and_then(|g| g.parse().ok()),
             traceparent: raw.metadata.annotations.get(names::ANN_TRACEPARENT).cloned(),
+            created_by: raw.metadata.annotations.get(names::ANN_CHANGED_BY).cloned(),
             node_label: raw.metadata.labels.get(names::LABEL_NODE_NAME).cloned(),
             grace: Millis::secs(u64::try_from(raw.spec.grace_seconds()).unwrap_or(0)),
             claims: claims(&raw.spec),

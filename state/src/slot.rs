@@ -225,6 +225,11 @@ impl<T: Versioned> Slot<T> {
         self.error.as_ref()
     }
 
+    /// Commands in a row that did not work.
+    pub fn failures(&self) -> u32 {
+        self.fails
+    }
+
     /// UID as last seen; empty where there is none.
     pub fn uid(&self) -> Uid {
         self.seen.as_ref().map(Versioned::uid).unwrap_or_default()

@@ -125,6 +125,16 @@ impl Marks {
         }
     }
 
+    /// When the running operation began.
+    pub fn began(&self) -> Option<Timestamp> {
+        self.began
+    }
+
+    /// Steps of the running operation that ended, in order: which, from when, until when.
+    pub fn ended(&self) -> Vec<(Step, Timestamp, Timestamp)> {
+        self.order.iter().filter_map(|s| self.ended.get(s).map(|(from, to)| (*s, *from, *to))).collect()
+    }
+
     /// Steps that ended since the last call.
     pub fn take(&mut self, cell: &str, traceparent: &str) -> Vec<Finished> {
         let fresh = self.order.get(self.sent..).unwrap_or_default();

@@ -42,6 +42,11 @@ impl Next {
         Self { phase, class, ..Self::stay(vmi) }
     }
 
+    /// Why it failed, in words.
+    pub(super) fn failure_words(&self) -> String {
+        super::waits::failure_words(self.reason.as_deref().unwrap_or_default(), &self.message)
+    }
+
     fn failed(reason: &str, message: impl Into<String>) -> Self {
         Self {
             phase: Phase::Failed,

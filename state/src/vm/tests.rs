@@ -152,7 +152,7 @@ fn a_missing_claim_is_said_and_waited_for() {
     assert_eq!(w.printable(), "ErrorPvcNotFound");
     assert_eq!(condition(&vmi(&w), "Synchronized").unwrap().1, "FailedPvcNotFound");
     assert!(w.get(Kind::Pod).is_none());
-    assert!(w.cell.waits()[0].contains("c1"));
+    assert!(w.cell.waits()[0].message().contains("c1"));
     w.put(
         Kind::PersistentVolumeClaim,
         json!({"metadata": {"name": "c1", "namespace": "ns", "uid": "c"}, "status": {"phase": "Bound"}}),

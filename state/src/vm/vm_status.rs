@@ -63,7 +63,10 @@ impl Vm {
             "status": status,
         });
         let why = want.printable_status.clone();
-        self.patch(At::Vm, self.vm_ref(), true, class, &why, body, out);
+        let sent = self.patch(At::Vm, self.vm_ref(), true, class, &why, body, out).is_some();
+        if let (true, Some(wait)) = (sent, self.failure(&vm)) {
+            self.note(self.vm_ref(), true, wait.name().1, &wait.message(), out);
+        }
     }
 
     fn desired_vm(&self, vm: &VmView) -> VmStatus {
@@ -98,7 +101,7 @@ impl Vm {
         };
         condition::set(conds, ready, self.now);
         match self.failure(vm) {
-            Some((reason, message)) => condition::set(conds, Cond::new("Failure", true, reason, message), self.now),
+            Some(wait) => condition::set(conds, Cond::new("Failure", true, wait.name().1, wait.message()), self.now),
             None => condition::remove(conds, "Failure"),
         }
         if let Some(v) = own {
@@ -108,23 +111,6 @@ impl Vm {
                 condition::set(conds, c.clone(), self.now);
             }
         }
-    }
-
-    /// Why the last thing that was tried did not work.
-    pub(super) fn failure(&self, vm: &VmView) -> Option<(&'static str, String)> {
-        if let Wish::Bad(text) = self.wish(vm) {
-            return Some(("UnsupportedSyncError", text.into()));
-        }
-        if let Some(v) = self.vmi.get().filter(|_| self.own_vmi().is_none())
-            && v.meta.deleting.is_none()
-            && vm.strategy != Strategy::Halted
-        {
-            let text = format!("a VirtualMachineInstance {} exists that this VirtualMachine does not own", self.key);
-            return Some(("FailedCreate", text));
-        }
-        let e = self.vmi.error()?;
-        let reason = if self.own_vmi().is_none() { "FailedCreate" } else { "FailedUpdateError" };
-        Some((reason, format!("{}: {}", e.reason, e.message)))
     }
 
     /// The word that people read: the first rule that matches.

@@ -1,11 +1,12 @@
 //! What is written into the VMI: phase, authority, conditions, guest facts, and the end of its finalizers.
 
 use super::{
-    cell::{At, Told, Vm, What},
+    cell::{At, Vm, What},
     command::Command,
     phase::Next,
     plan::without,
     verdict::Evidence,
+    waits::{Wait, Weight, paused_words},
 };
 use crate::{
     Millis, Timestamp,
@@ -78,8 +79,11 @@ impl Vm {
         if !status.is_empty() {
             body["status"] = Value::Object(status);
         }
-        if self.patch(At::Vmi, self.vmi_ref(), false, class, why, body, out).is_some() && next.phase != vmi.phase {
-            self.note_phase(&next, out);
+        if self.patch(At::Vmi, self.vmi_ref(), false, class, why, body, out).is_some() {
+            if next.phase != vmi.phase {
+                self.note_phase(&next, out);
+            }
+            self.note_problems(&vmi, &want.status, out);
         }
     }
 
@@ -93,14 +97,21 @@ impl Vm {
                 self.note(about, true, "Stopped", text, out);
             }
             (Phase::Failed, _) => {
-                let reason = next.reason.clone().unwrap_or_default();
-                let text = match next.message.as_str() {
-                    "" => format!("The virtual machine failed: {reason}"),
-                    m => format!("The virtual machine failed: {reason}: {m}"),
-                };
-                self.note(about, true, "Stopped", &text, out);
+                self.note(about, true, "Stopped", &next.failure_words(), out);
             }
             (Phase::Unset | Phase::Pending | Phase::Scheduling | Phase::Scheduled | Phase::Unknown, _) => {}
+        }
+    }
+
+    /// Events with the words of conditions that tell of a problem since now.
+    fn note_problems(&mut self, vmi: &VmiView, want: &VmiStatus, out: &mut Vec<Command>) {
+        for wait in self.vmi_waits(vmi, vmi.phase).iter().filter(|w| w.weight() == Weight::Problem) {
+            let (kind, reason) = wait.name();
+            let said = |s: &VmiStatus| condition::find(&s.conditions, kind).map(|c| c.message.clone());
+            // How it ended is told with its phase.
+            if !matches!(wait, Wait::Ended { .. }) && said(want) == Some(wait.message()) && said(&vmi.status) != said(want) {
+                self.note(self.vmi_ref(), true, reason, &wait.message(), out);
+            }
         }
     }
 
@@ -144,24 +155,24 @@ impl Vm {
             Keep::Gone => condition::remove(conds, kind),
             Keep::This(c) => condition::set(conds, c, now),
         };
-        let ready = self.ready(next.phase);
-        let sync = self.synchronized(vmi, next.phase);
-        let scheduled = self.pod_scheduled(vmi, next.phase);
+        let ready = if vmi.phase.is_final() { Keep::AsItIs } else { Keep::This(self.ready(next)) };
+        let waits = self.vmi_waits(vmi, next.phase);
+        let said = |kind| waits.iter().find_map(|w| w.condition(kind));
+        let (sync, mut scheduled) = (said(OWN[1]), said(OWN[2]));
+        if let Some(claim) = waits.iter().find(|w| matches!(w, Wait::MissingClaim { .. })) {
+            // KubeVirt tells it in both places.
+            scheduled = Some(Cond::new(OWN[2], false, "Unschedulable", claim.message()));
+        }
         let domain = self.domain().filter(|_| next.phase == Phase::Running).cloned();
         let silence_ends = self.silence_ends(next.phase);
-        put(OWN[0], Keep::This(ready));
+        put(OWN[0], ready);
         put(OWN[1], sync.map_or(Keep::Gone, Keep::This));
         put(OWN[2], scheduled.map_or(Keep::Gone, Keep::This));
         match (&domain, next.phase) {
             (Some(d), _) => {
                 let paused = (d.state == DomainState::Paused).then(|| {
                     let by = if d.paused_reason.is_empty() { "PausedByUser" } else { &d.paused_reason };
-                    let text = match by {
-                        "PausedByUser" => "VMI was paused by user",
-                        "PausedIOError" => "VMI was paused, low-level IO error detected",
-                        _ => "VMI was paused",
-                    };
-                    Cond::new("Paused", true, by, text)
+                    Cond::new("Paused", true, by, paused_words(by))
                 });
                 let known = d.state != DomainState::Deaf;
                 put(OWN[3], if known { paused.map_or(Keep::Gone, Keep::This) } else { Keep::AsItIs });
@@ -201,23 +212,11 @@ impl Vm {
         Some(since.after(SILENCE)).filter(|t| *t > self.now)
     }
 
-    /// Why the node that runs the domain cannot be asked.
-    pub(super) fn unreachable(&self) -> Option<(&'static str, String)> {
-        if self.domain().is_some_and(|d| d.state == DomainState::Deaf) {
-            return Some(("NodeUnresponsive", "the hypervisor does not answer".into()));
-        }
-        let n = self.node_fact()?;
-        if !n.ready {
-            return Some(("NodeUnreachable", format!("node {} is not ready", n.node)));
-        }
-        let silent = n.silent_since.is_some_and(|t| self.now >= t.after(SILENCE));
-        silent.then(|| ("NodeUnreachable", format!("the agent of node {} does not answer", n.node)))
-    }
-
-    fn ready(&self, phase: Phase) -> Cond {
+    fn ready(&self, next: &Next) -> Cond {
         let not = |reason: &str, message: &str| Cond::new("Ready", false, reason, message);
-        match phase {
+        match next.phase {
             Phase::Running => {}
+            Phase::Failed => return not("GuestNotRunning", &next.failure_words()),
             Phase::Unset | Phase::Pending | Phase::Scheduling | Phase::Scheduled if self.current_pod().is_none() => {
                 return not("PodNotExists", "virt-launcher pod has not yet been scheduled");
             }
@@ -226,7 +225,6 @@ impl Vm {
             | Phase::Scheduling
             | Phase::Scheduled
             | Phase::Succeeded
-            | Phase::Failed
             | Phase::Unknown => return not("GuestNotRunning", "Guest VM is not reported as running"),
         }
         if let Some((reason, message)) = self.unreachable() {
@@ -245,50 +243,6 @@ impl Vm {
                 ..Cond::new("Ready", c.is_true(), &c.reason, c.message.clone())
             },
         }
-    }
-
-    fn synchronized(&self, vmi: &VmiView, phase: Phase) -> Option<Cond> {
-        let not = |reason: &str, message: String| Some(Cond::new("Synchronized", false, reason, message));
-        if phase.is_final() {
-            return None;
-        }
-        if let Some(e) = self.pod.error() {
-            let reason = if vmi.meta.deleting.is_some() { "FailedDelete" } else { "FailedCreate" };
-            return not(reason, format!("{}: {}", e.reason, e.message));
-        }
-        match phase {
-            Phase::Unset | Phase::Pending => {
-                let claim = self.missing_claim(vmi)?;
-                not("FailedPvcNotFound", format!("PVC {}/{claim} does not exist", self.key.namespace))
-            }
-            Phase::Scheduling => {
-                let (reason, message) = self.current_pod()?.image_error.clone()?;
-                not(&reason, message)
-            }
-            Phase::Scheduled => match self.start_told()? {
-                Told::Refused(reason, message, _) => {
-                    not("StartRefused", format!("the node refused to start it: {}: {message}", reason.name()))
-                }
-                Told::Sent | Told::Taken | Told::Lost(_) => None,
-            },
-            Phase::Running | Phase::Succeeded | Phase::Failed | Phase::Unknown => None,
-        }
-    }
-
-    fn pod_scheduled(&self, vmi: &VmiView, phase: Phase) -> Option<Cond> {
-        let early = match phase {
-            Phase::Unset | Phase::Pending | Phase::Scheduling => true,
-            Phase::Scheduled | Phase::Running | Phase::Succeeded | Phase::Failed | Phase::Unknown => false,
-        };
-        if !early {
-            return None;
-        }
-        if let Some(claim) = self.missing_claim(vmi) {
-            let text = format!("PVC {}/{claim} does not exist", self.key.namespace);
-            return Some(Cond::new("PodScheduled", false, "Unschedulable", text));
-        }
-        let c = self.current_pod()?.unscheduled.as_ref()?;
-        Some(Cond::new("PodScheduled", false, &c.reason, c.message.clone()))
     }
 }
 
