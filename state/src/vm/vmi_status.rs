@@ -109,7 +109,10 @@ impl Vm {
             let (kind, reason) = wait.name();
             let said = |s: &VmiStatus| condition::find(&s.conditions, kind).map(|c| c.message.clone());
             // How it ended is told with its phase.
-            if !matches!(wait, Wait::Ended { .. }) && said(want) == Some(wait.message()) && said(&vmi.status) != said(want) {
+            if !matches!(wait, Wait::Ended { .. })
+                && said(want) == Some(wait.message())
+                && said(&vmi.status) != said(want)
+            {
                 self.note(self.vmi_ref(), true, reason, &wait.message(), out);
             }
         }

@@ -529,8 +529,12 @@ impl Vm {
                 self.key
             )));
         }
-        if let Some(wait) = troubled(&self.vmi, "instance", true, if self.own_vmi().is_none() { "FailedCreate" } else { "FailedUpdateError" })
-        {
+        if let Some(wait) = troubled(
+            &self.vmi,
+            "instance",
+            true,
+            if self.own_vmi().is_none() { "FailedCreate" } else { "FailedUpdateError" },
+        ) {
             return Some(wait);
         }
         self.crash_loop(vm)
@@ -580,7 +584,11 @@ impl Vm {
             }
             Phase::Scheduled => w.extend(self.start_waits()),
             Phase::Running => {
-                w.extend(self.unreachable().map(|(reason, message)| Wait::Unreachable { reason, message, running: true }));
+                w.extend(self.unreachable().map(|(reason, message)| Wait::Unreachable {
+                    reason,
+                    message,
+                    running: true,
+                }));
                 w.extend(self.running_waits(pod));
             }
             Phase::Succeeded | Phase::Failed => {
