@@ -8,5 +8,6 @@ mod extensions;
 mod http;
 mod kubectl;
 mod pods;
+mod room;
 mod stores;
 mod support;

@@ -178,11 +178,7 @@ fn check_modes(o: &Value, errors: &mut Vec<FieldError>) {
 }
 
 fn quantity(o: &Value, pointer: &str) -> Option<Quantity> {
-    match o.pointer(pointer)? {
-        Value::String(s) => Quantity::parse(s),
-        Value::Number(n) => Quantity::parse(&n.to_string()),
-        _ => None,
-    }
+    o.pointer(pointer).and_then(Quantity::of)
 }
 
 /// Persistent volumes.

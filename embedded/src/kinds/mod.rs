@@ -2,12 +2,14 @@
 //!
 //! One table says what there is; schemas come from the generated Kubernetes types, so that unknown fields, wrong types and
 //! `kubectl explain` follow the published API; what a kind does beyond that is its [`Behaviour`](crate::semantics::resource::Behaviour)
-//! in [`core`], [`pod`], [`rbac`], [`event`] and [`crd`].
+//! in the modules below.
 
 pub mod core;
 pub mod crd;
 pub mod event;
+pub mod limits;
 pub mod pod;
+pub mod quota;
 pub mod rbac;
 
 use std::sync::Arc;
@@ -68,8 +70,8 @@ const LINES: &[Line] = &[
     line!("" "v1" "persistentvolumes" "PersistentVolume" ["pv"], "s", [], api::core::v1::PersistentVolume, || Arc::new(core::Volume)),
     line!("" "v1" "persistentvolumeclaims" "PersistentVolumeClaim" ["pvc"], "ns", [], api::core::v1::PersistentVolumeClaim, || Arc::new(core::Claim)),
     line!("" "v1" "events" "Event" ["ev"], "n", [], api::core::v1::Event, || Arc::new(event::Core)),
-    line!("" "v1" "resourcequotas" "ResourceQuota" ["quota"], "ns", [], api::core::v1::ResourceQuota, plain),
-    line!("" "v1" "limitranges" "LimitRange" ["limits"], "n", [], api::core::v1::LimitRange, plain),
+    line!("" "v1" "resourcequotas" "ResourceQuota" ["quota"], "ns", [], api::core::v1::ResourceQuota, || Arc::new(quota::ResourceQuota)),
+    line!("" "v1" "limitranges" "LimitRange" ["limits"], "n", [], api::core::v1::LimitRange, || Arc::new(limits::LimitRange)),
     line!("events.k8s.io" "v1" "events" "Event" ["ev"], "n", [], api::events::v1::Event, || Arc::new(event::Grouped)),
     line!("coordination.k8s.io" "v1" "leases" "Lease" [], "n", [], api::coordination::v1::Lease, || Arc::new(core::Lease)),
     line!("apps" "v1" "controllerrevisions" "ControllerRevision" [], "n", [], api::apps::v1::ControllerRevision, || Arc::new(core::ControllerRevision)),

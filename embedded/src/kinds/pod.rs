@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::semantics::FieldError;
+use crate::semantics::amounts::Amounts;
 use crate::semantics::names::is_label;
 use crate::semantics::quantity::Quantity;
 use crate::semantics::resource::Behaviour;
@@ -18,11 +19,21 @@ pub struct Pod;
 const LISTS: [&str; 3] = ["containers", "initContainers", "ephemeralContainers"];
 
 fn requests(container: &Value, which: &str, resource: &str) -> Option<Quantity> {
-    match container.pointer(&format!("/resources/{which}/{resource}"))? {
-        Value::String(s) => Quantity::parse(s),
-        Value::Number(n) => Quantity::parse(&n.to_string()),
-        _ => None,
-    }
+    container.pointer(&format!("/resources/{which}")).and_then(|m| m.get(resource)).and_then(Quantity::of)
+}
+
+/// What a pod's containers ask for (`requests`) or are limited to (`limits`) altogether.
+#[must_use]
+pub fn amounts(pod: &Value, which: &str) -> Amounts {
+    let path = format!("/resources/{which}");
+    let read = |c: &Value| Amounts::read(c.pointer(&path));
+    let containers = items(pod, "/spec/containers").iter().map(read);
+    let init = items(pod, "/spec/initContainers").iter().map(|c| (read(c), text(c, "/restartPolicy") == "Always"));
+    let mut sum = Amounts::of_pod(containers, init);
+    let overhead = Amounts::read(pod.pointer("/spec/overhead"));
+    // Overhead does not make a limit where there is none.
+    sum.add(&overhead.only(|name| which == "requests" || sum.find(name).is_some()));
+    sum
 }
 
 /// The quality of service class that follows from requests and limits.

@@ -8,10 +8,11 @@
 //! * [`selector`]: label and field selectors;
 //! * [`strict`]: decoding that notices duplicate fields;
 //! * [`schema`]: structural schemas: checking, defaulting, pruning, unknown fields;
-//! * [`names`], [`quantity`]: the small grammars.
+//! * [`names`], [`quantity`], [`amounts`]: the small grammars.
 //!
 //! The embedded API server and the simulator's model of it call the same functions.
 
+pub mod amounts;
 pub mod names;
 pub mod patch;
 pub mod quantity;

@@ -2,6 +2,8 @@
 
 use std::cmp::Ordering;
 
+use serde_json::Value;
+
 /// A quantity as a count of thousandths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Quantity(pub i128);
@@ -56,6 +58,33 @@ impl Quantity {
             _ => milli.checked_mul(10_i128.checked_pow(scale.unsigned_abs())?)?,
         };
         Some(Self(if negative { -milli } else { milli }))
+    }
+
+    /// Reads a quantity as JSON has it, a text or a number.
+    #[must_use]
+    pub fn of(v: &Value) -> Option<Self> {
+        match v {
+            Value::String(s) => Self::parse(s),
+            Value::Number(n) => Self::parse(&n.to_string()),
+            _ => None,
+        }
+    }
+
+    /// The text for an amount of a resource: bytes in powers of two where they are such, all else in powers of ten.
+    #[must_use]
+    pub fn of_resource(self, name: &str) -> String {
+        let bytes = ["memory", "storage"].iter().any(|b| name.ends_with(b)) || name.contains("hugepages-");
+        if self.0 % 1000 != 0 || (bytes && (self.0 / 1000) % 1024 == 0) {
+            return self.to_string();
+        }
+        let whole = self.0 / 1000;
+        for (digits, suffix) in [(18, "E"), (15, "P"), (12, "T"), (9, "G"), (6, "M"), (3, "k")] {
+            let unit = 10_i128.pow(digits);
+            if whole != 0 && whole % unit == 0 {
+                return format!("{}{suffix}", whole / unit);
+            }
+        }
+        whole.to_string()
     }
 
     /// The whole number, rounded up.
@@ -118,5 +147,17 @@ mod tests {
         }
         assert_eq!(Quantity(2_147_483_648_000).to_string(), "2Gi");
         assert_eq!(Quantity(250).to_string(), "250m");
+        for (name, text) in [
+            ("memory", "1536Mi"),
+            ("memory", "1G"),
+            ("pods", "2k"),
+            ("cpu", "1024"),
+            ("pods", "2"),
+            ("requests.memory", "3Gi"),
+            ("limits.cpu", "1500m"),
+            ("a.storageclass.storage.k8s.io/requests.storage", "1Ti"),
+        ] {
+            assert_eq!(Quantity::parse(text).map(|q| q.of_resource(name)).as_deref(), Some(text), "{name}");
+        }
     }
 }

@@ -9,7 +9,6 @@ use super::{Inner, storage_status};
 use crate::auth::User;
 use crate::semantics::value::{child, default, deleting, items, name, namespace, object, text};
 use crate::semantics::{Resource, Status};
-use crate::storage::RangeQuery;
 
 /// What is to happen to an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -151,19 +150,13 @@ impl Inner {
         Err(status)
     }
 
-    async fn objects_of(&self, group: &str, plural: &str) -> Result<Vec<Value>, Status> {
-        let query = RangeQuery { prefix: format!("/registry/{group}/{plural}/"), ..RangeQuery::default() };
-        let page = self.storage.range(query).await.map_err(storage_status)?;
-        Ok(page.items.iter().filter_map(|kv| super::hub::decode(&kv.value, kv.revision)).collect())
-    }
-
     /// The storage class of claims that ask for none: the newest default one.
     async fn default_class(&self) -> Result<Option<String>, Status> {
         let marked = |o: &Value| {
             o.pointer("/metadata/annotations/storageclass.kubernetes.io~1is-default-class").and_then(Value::as_str)
                 == Some("true")
         };
-        let classes = self.objects_of("storage.k8s.io", "storageclasses").await?;
+        let classes = self.remembered("/registry/storage.k8s.io/storageclasses/").await?;
         let newest =
             classes.iter().filter(|o| marked(o)).max_by_key(|o| text(o, "/metadata/creationTimestamp").to_owned());
         Ok(newest.map(|o| name(o).to_owned()))
@@ -171,6 +164,7 @@ impl Inner {
 
     async fn complete_pod(&self, request: &mut AdmissionRequest) -> Result<(), Status> {
         let pod = &mut request.object;
+        self.complete_by_limits(pod).await?;
         let there = namespace(pod).to_owned();
         let account = text(pod, "/spec/serviceAccountName").to_owned();
         if account.is_empty() {
@@ -185,7 +179,7 @@ impl Inner {
             }
         }
         let wanted = text(pod, "/spec/priorityClassName").to_owned();
-        let classes = self.objects_of("scheduling.k8s.io", "priorityclasses").await?;
+        let classes = self.remembered("/registry/scheduling.k8s.io/priorityclasses/").await?;
         let class = if wanted.is_empty() {
             classes.iter().find(|c| c.get("globalDefault").and_then(Value::as_bool) == Some(true))
         } else {

@@ -112,6 +112,8 @@ impl Inner {
     /// What the server itself must know of changes, whoever made them.
     pub(super) fn noticed(&self, events: &[Arc<Event>]) {
         for event in events {
+            self.forget(&event.key);
+            self.room_changed(event);
             if event.key.starts_with("/registry/rbac.authorization.k8s.io/") {
                 self.rbac.forget();
             } else if let Some(namespace) = event.key.strip_prefix("/registry/core/namespaces/") {

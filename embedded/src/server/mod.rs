@@ -25,6 +25,7 @@ mod read;
 mod request;
 mod respond;
 mod reviews;
+mod room;
 mod subresources;
 mod table;
 mod watch;
@@ -94,6 +95,8 @@ struct Inner {
     aggregated: RwLock<Vec<Arc<AggregatedApi>>>,
     logs: RwLock<Option<Arc<dyn PodLogs>>>,
     namespaces: std::sync::Mutex<std::collections::HashMap<String, bool>>,
+    remembered: std::sync::Mutex<room::Remembered>,
+    room: room::Room,
     cleanup: tokio::sync::Notify,
     stop: tokio_util::sync::CancellationToken,
 }
@@ -128,6 +131,8 @@ impl ApiServer {
             aggregated: RwLock::default(),
             logs: RwLock::default(),
             namespaces: std::sync::Mutex::default(),
+            remembered: std::sync::Mutex::default(),
+            room: room::Room::default(),
             cleanup: tokio::sync::Notify::new(),
             storage,
             config,
@@ -136,6 +141,7 @@ impl ApiServer {
         inner.load_definitions().await?;
         inner.bootstrap().await?;
         tokio::spawn(hub::feed(Arc::downgrade(&inner), inner.storage.clone(), stop.clone()));
+        tokio::spawn(room::run(Arc::downgrade(&inner), stop.clone()));
         tokio::spawn(housekeeping::run(Arc::downgrade(&inner), stop.clone()));
         Ok(Self { inner, _guard: Arc::new(stop.drop_guard()) })
     }

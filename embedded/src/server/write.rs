@@ -106,7 +106,12 @@ impl Inner {
             write::fill(resource, &mut object);
             write::check(resource, None, &object)?;
             self.before_storing(resource, &mut object);
-            match self.store_new(resource, object, writing.dry_run).await {
+            let charge = self.charge(resource, &object, None, writing.dry_run).await?;
+            let stored = self.store_new(resource, object, writing.dry_run).await;
+            if charge.is_some() && stored.is_err() {
+                self.room.count(namespace);
+            }
+            match stored {
                 Err(s) if generated && s.reason == "AlreadyExists" && attempt < NAMES => {}
                 other => return other,
             }
@@ -146,6 +151,7 @@ impl Inner {
 
     /// What the server must do itself once something was written, before the answer goes out.
     pub(super) async fn wrote(self: &Arc<Self>, resource: &Resource, object: &Value, gone: bool) {
+        self.forget(&resource.prefix());
         match (resource.group.as_str(), resource.kind.as_str()) {
             ("rbac.authorization.k8s.io", _) => self.rbac.forget(),
             ("apiextensions.k8s.io", "CustomResourceDefinition") if gone => {
@@ -294,10 +300,18 @@ impl Inner {
                 write::settle_generation(resource, &old, &mut new);
                 self.before_storing(resource, &mut new);
             }
+            let charge = match writing.part {
+                Part::Main => self.charge(resource, &new, Some(&old), writing.dry_run).await?,
+                _ => None,
+            };
             if writing.dry_run {
                 return Ok(new);
             }
-            if let Some(object) = self.store_over(resource, &kv, &old, new).await? {
+            let stored = self.store_over(resource, &kv, &old, new).await;
+            if charge.is_some() && !matches!(stored, Ok(Some(_))) {
+                self.room.count(namespace);
+            }
+            if let Some(object) = stored? {
                 return Ok(object);
             }
             if stated {

@@ -3,72 +3,33 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Node, NodeSelectorTerm, PersistentVolumeClaim, Pod, Taint, Toleration};
+use k8s_openapi::api::core::v1::{Container, Node, NodeSelectorTerm, PersistentVolumeClaim, Pod, Taint, Toleration};
 use kube::ResourceExt;
 
 use crate::cluster::nodes::{UNSCHEDULABLE, tolerates};
+use crate::semantics::amounts::Amounts;
 use crate::semantics::quantity::Quantity;
 
 /// Finds a claim by namespace and name.
 pub type Volumes<'a> = &'a (dyn Fn(&str, &str) -> Option<Arc<PersistentVolumeClaim>> + Sync);
 
-/// What a pod asks for or a node has, in thousandths, by resource name.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Amounts(BTreeMap<String, i128>);
-
 type Quantities = BTreeMap<String, k8s_openapi::apimachinery::pkg::api::resource::Quantity>;
 
-impl Amounts {
-    fn read(list: Option<&Quantities>) -> Self {
-        let parse = |(name, q): (&String, &k8s_openapi::apimachinery::pkg::api::resource::Quantity)| {
-            Some((name.clone(), Quantity::parse(&q.0)?.0))
-        };
-        Self(list.into_iter().flatten().filter_map(parse).collect())
-    }
+fn read(list: Option<&Quantities>) -> Amounts {
+    Amounts(list.into_iter().flatten().filter_map(|(name, q)| Some((name.clone(), Quantity::parse(&q.0)?))).collect())
+}
 
-    fn get(&self, name: &str) -> i128 {
-        self.0.get(name).copied().unwrap_or(0)
-    }
-
-    fn add(&mut self, other: &Self) {
-        for (name, amount) in &other.0 {
-            *self.0.entry(name.clone()).or_insert(0) += amount;
-        }
-    }
-
-    fn raise_to(&mut self, other: &Self) {
-        for (name, amount) in &other.0 {
-            let mine = self.0.entry(name.clone()).or_insert(0);
-            *mine = (*mine).max(*amount);
-        }
-    }
-
-    /// What a pod asks for: its containers together, or its largest init container, and its overhead; and one pod.
-    #[must_use]
-    pub fn of(pod: &Pod) -> Self {
-        let Some(spec) = &pod.spec else { return Self::default() };
-        let mut sum = Self::default();
-        for container in &spec.containers {
-            sum.add(&Self::read(container.resources.as_ref().and_then(|r| r.requests.as_ref())));
-        }
-        let (mut sidecars, mut first) = (Self::default(), Self::default());
-        for container in spec.init_containers.iter().flatten() {
-            let request = Self::read(container.resources.as_ref().and_then(|r| r.requests.as_ref()));
-            if container.restart_policy.as_deref() == Some("Always") {
-                sidecars.add(&request);
-                first.raise_to(&sidecars);
-            } else {
-                let mut with = sidecars.clone();
-                with.add(&request);
-                first.raise_to(&with);
-            }
-        }
-        sum.add(&sidecars);
-        sum.raise_to(&first);
-        sum.add(&Self::read(spec.overhead.as_ref()));
-        sum.0.insert("pods".into(), 1000);
-        sum
-    }
+/// What a pod asks for, its overhead with it; and one pod.
+#[must_use]
+pub fn requested(pod: &Pod) -> Amounts {
+    let Some(spec) = &pod.spec else { return Amounts::default() };
+    let asked = |c: &Container| read(c.resources.as_ref().and_then(|r| r.requests.as_ref()));
+    let init = spec.init_containers.iter().flatten();
+    let init = init.map(|c| (asked(c), c.restart_policy.as_deref() == Some("Always")));
+    let mut sum = Amounts::of_pod(spec.containers.iter().map(asked), init);
+    sum.add(&read(spec.overhead.as_ref()));
+    sum.0.insert("pods".into(), Quantity(1000));
+    sum
 }
 
 /// A node and what is taken of it.
@@ -83,7 +44,7 @@ impl NodeView {
     /// A node with no pods.
     #[must_use]
     pub fn new(node: Arc<Node>) -> Self {
-        let has = Amounts::read(node.status.as_ref().and_then(|s| s.allocatable.as_ref()));
+        let has = read(node.status.as_ref().and_then(|s| s.allocatable.as_ref()));
         Self { node, has, taken: Amounts::default() }
     }
 
@@ -96,7 +57,7 @@ impl NodeView {
     /// Counts a pod that is on the node, unless it has ended.
     pub fn take(&mut self, pod: &Pod) {
         if !matches!(pod.status.as_ref().and_then(|s| s.phase.as_deref()), Some("Succeeded" | "Failed")) {
-            self.taken.add(&Amounts::of(pod));
+            self.taken.add(&requested(pod));
         }
     }
 
@@ -125,7 +86,7 @@ impl NodeView {
         }
         let mut why = Vec::new();
         for (name, amount) in &request.0 {
-            if *amount > 0 && self.taken.get(name) + amount > self.has.get(name) {
+            if amount.0 > 0 && self.taken.get(name) + *amount > self.has.get(name) {
                 why.push(if name == "pods" { "Too many pods".into() } else { format!("Insufficient {name}") });
             }
         }
@@ -137,8 +98,8 @@ impl NodeView {
         let free: i128 = ["cpu", "memory"]
             .iter()
             .map(|name| {
-                let has = self.has.get(name).max(1);
-                (has - self.taken.get(name) - request.get(name)) * 1000 / has
+                let has = self.has.get(name).0.max(1);
+                (has - self.taken.get(name).0 - request.get(name).0) * 1000 / has
             })
             .sum();
         let prefers = pod
@@ -247,7 +208,7 @@ pub fn choose(pod: &Pod, nodes: &[NodeView], volumes: Volumes<'_>) -> Result<Str
             "0/{total} nodes are available: {why}. preemption: 0/{total} nodes are available: {total} Preemption is not helpful for scheduling."
         ));
     }
-    let request = Amounts::of(pod);
+    let request = requested(pod);
     let mut reasons: BTreeMap<String, usize> = BTreeMap::new();
     let mut hopeless = 0;
     let mut best: Option<(i128, String)> = None;
@@ -353,8 +314,8 @@ mod tests {
         let spec = json!({"initContainers": [
             {"name": "s", "restartPolicy": "Always", "resources": {"requests": {"cpu": "1"}}},
             {"name": "i", "resources": {"requests": {"cpu": "3", "memory": "1Mi"}}}], "overhead": {"memory": "1Mi"}});
-        let amounts = Amounts::of(&pod(spec));
-        assert_eq!(amounts.get("cpu"), 4000);
-        assert_eq!(amounts.get("memory"), ((1 << 30) + (1 << 20)) * 1000);
+        let amounts = requested(&pod(spec));
+        assert_eq!(amounts.get("cpu"), Quantity(4000));
+        assert_eq!(amounts.get("memory"), Quantity(((1 << 30) + (1 << 20)) * 1000));
     }
 }

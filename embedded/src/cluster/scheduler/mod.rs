@@ -17,7 +17,8 @@ use serde_json::json;
 
 use super::notes::{By, Notes};
 use super::{Caches, Controller};
-use fit::{Amounts, NodeView, Volumes};
+use crate::semantics::amounts::Amounts;
+use fit::{NodeView, Volumes};
 
 /// The scheduler's name in `spec.schedulerName`.
 pub const NAME: &str = "default-scheduler";
@@ -149,7 +150,7 @@ impl Controller for Scheduler {
                         Ok(node) => {
                             let bound = self.bind(&pod, &node).await;
                             if bound.is_ok() {
-                                let amounts = Amounts::of(&pod);
+                                let amounts = fit::requested(&pod);
                                 if let Some(view) = views.iter_mut().find(|v| v.name() == node) {
                                     view.take_amounts(&amounts);
                                 }
