@@ -44,6 +44,10 @@ pub enum Command {
     Pause(Verb),
     /// Let a paused virtual machine go on
     Unpause(Verb),
+    /// Press the reset button of a virtual machine: what its guest has not written to disk is lost
+    Reset(Verb),
+    /// Ask the guest of a virtual machine to reboot: through its agent, or else by the power button
+    SoftReboot(Verb),
     /// Print the CustomResourceDefinitions
     Crds(Crds),
     /// Print the version
@@ -246,7 +250,7 @@ pub struct Stop {
     pub target: Target,
 }
 
-/// `virtfold pause` and `unpause`.
+/// `virtfold pause`, `unpause`, `reset` and `soft-reboot`.
 #[derive(Debug, Clone, Args)]
 pub struct Verb {
     /// The machine.

@@ -1,8 +1,12 @@
-//! Node agents: one mTLS channel each, made when first needed. Verbs are carried out at most once, so nothing is retried.
+//! Node agents: one mTLS channel each, made when first needed.
+//!
+//! An agent that is just being started again cannot be reached for a moment, and then has to find its launchers. Whoever asks
+//! in that moment waits for it, up to a bound. A verb keeps its id meanwhile: the launcher carries an id out once.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use proto::agent::node_agent_client::NodeAgentClient;
 use proto::agent::{StreamChunk, StreamOpen, VerbReply, VerbRequest};
@@ -15,7 +19,7 @@ use crate::{Dial, Tls, kubernetes, limits, status::Status};
 
 /// Where a running instance is, as its VMI and its node say.
 #[derive(Debug, Clone)]
-pub(crate) struct Place {
+struct Place {
     pub vmi_uid: String,
     pub pod_uid: String,
     pub node: String,
@@ -26,6 +30,7 @@ pub(crate) struct Place {
 pub(crate) struct Agents {
     dial: Dial,
     tls: Tls,
+    patience: Duration,
     channels: Mutex<BTreeMap<(String, String), Channel>>,
 }
 
@@ -36,12 +41,12 @@ impl std::fmt::Debug for Agents {
 }
 
 impl Agents {
-    pub fn new(dial: Dial, tls: Tls) -> Self {
-        Self { dial, tls, channels: Mutex::default() }
+    pub fn new(dial: Dial, tls: Tls, patience: Duration) -> Self {
+        Self { dial, tls, patience, channels: Mutex::default() }
     }
 
     /// Finds the node agent and the pod of an instance.
-    pub async fn place(&self, client: &kube::Client, vmi: &Value) -> Result<Place, Status> {
+    async fn place(&self, client: &kube::Client, vmi: &Value) -> Result<Place, Status> {
         let name = text(vmi, &["metadata", "name"]);
         let node = text(vmi, &["status", "nodeName"]);
         let pods = vmi["status"]["activePods"].as_object();
@@ -65,21 +70,20 @@ impl Agents {
         })
     }
 
-    async fn channel(&self, place: &Place) -> Result<NodeAgentClient<Channel>, Status> {
+    async fn channel(&self, place: &Place) -> Result<NodeAgentClient<Channel>, Trouble> {
         let key = (place.node.clone(), place.address.clone());
         if let Some(c) = self.channels.lock().unwrap_or_else(PoisonError::into_inner).get(&key) {
             return Ok(NodeAgentClient::new(c.clone()));
         }
         let Ok(address) = place.address.parse::<SocketAddr>() else {
-            return Err(Status::internal(format_args!(
+            return Err(Trouble::Final(Status::internal(format_args!(
                 "node {:?} has an agent at {:?}, which is not an address",
                 place.node, place.address
-            )));
+            ))));
         };
-        let channel =
-            proto::transport::channel(self.dial.clone(), &self.tls, &place.node, address).await.map_err(|e| {
-                Status::internal(format_args!("node agent of {:?} at {address}: {}", place.node, chain(&e)))
-            })?;
+        let channel = proto::transport::channel(self.dial.clone(), &self.tls, &place.node, address)
+            .await
+            .map_err(|e| Trouble::NotYet(format!("it cannot be reached at {address}: {}", chain(&e))))?;
         let mut all = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
         // An address that the node had before is of no use.
         all.retain(|(node, _), _| *node != key.0);
@@ -87,43 +91,89 @@ impl Agents {
         Ok(NodeAgentClient::new(channel))
     }
 
-    /// Sends a verb and waits for its result.
+    /// After an attempt that failed: an error where that is final, or where it went on for too long.
+    async fn wait(&self, begun: Instant, trouble: Trouble, vmi: &Value, what: &str) -> Result<(), Status> {
+        let why = match trouble {
+            Trouble::Final(status) => return Err(status),
+            Trouble::NotYet(why) => why,
+        };
+        if begun.elapsed() + limits::AGAIN >= self.patience {
+            let (name, node) = (text(vmi, &["metadata", "name"]), text(vmi, &["status", "nodeName"]));
+            tracing::warn!(node, vmi = name, what, why, "the node agent is not ready");
+            return Err(Status::new(
+                503,
+                "ServiceUnavailable",
+                format!("{what} of VMI {name:?}: the node agent of {node:?} is not ready: {why}"),
+            ));
+        }
+        tokio::time::sleep(limits::AGAIN).await;
+        Ok(())
+    }
+
+    /// Has a verb carried out and waits for its result.
     pub async fn verb(
         &self,
-        place: &Place,
+        client: &kube::Client,
+        vmi: &Value,
         verb: &str,
         body: Vec<u8>,
         traceparent: String,
     ) -> Result<VerbReply, Status> {
-        let request = VerbRequest {
+        let begun = Instant::now();
+        let mut request = VerbRequest {
             id: uuid::Uuid::new_v4().to_string(),
-            vmi_uid: place.vmi_uid.clone(),
-            pod_uid: place.pod_uid.clone(),
             verb: verb.into(),
             body: body.into(),
             ttl_ms: u64::try_from(limits::VERB.as_millis()).unwrap_or(u64::MAX),
             traceparent,
+            ..VerbRequest::default()
         };
+        loop {
+            // Anew each time: an agent may come back at another address.
+            let place = self.place(client, vmi).await?;
+            request.vmi_uid.clone_from(&place.vmi_uid);
+            request.pod_uid.clone_from(&place.pod_uid);
+            match self.verb_once(&place, request.clone()).await {
+                Ok(reply) => return Ok(reply),
+                Err(trouble) => self.wait(begun, trouble, vmi, verb).await?,
+            }
+        }
+    }
+
+    async fn verb_once(&self, place: &Place, request: VerbRequest) -> Result<VerbReply, Trouble> {
+        let verb = request.verb.clone();
         let mut client = self.channel(place).await?;
-        let answer = tokio::time::timeout(limits::VERB + limits::CONNECT, client.verb(request)).await;
-        match answer {
+        match tokio::time::timeout(limits::VERB + limits::CONNECT, client.verb(request)).await {
+            Ok(Ok(reply)) if reply.get_ref().reason == "not-ready" => Err(Trouble::NotYet(reply.into_inner().message)),
             Ok(Ok(reply)) => Ok(reply.into_inner()),
-            Ok(Err(s)) => Err(Status::internal(format_args!("node agent of {:?}: {}", place.node, s.message()))),
-            Err(_) => Err(Status::new(
+            Ok(Err(s)) => Err(Trouble::of(&s, format_args!("node agent of {:?}", place.node))),
+            Err(_) => Err(Trouble::Final(Status::new(
                 504,
                 "Timeout",
                 format!("node agent of {:?} gave no answer; whether {verb} was done is not known", place.node),
-            )),
+            ))),
         }
     }
 
     /// Opens a byte stream to the console or VNC server: what to send into, and what comes.
     pub async fn stream(
         &self,
-        place: &Place,
+        client: &kube::Client,
+        vmi: &Value,
         device: &str,
         preserve_session: bool,
-    ) -> Result<(mpsc::Sender<StreamChunk>, tonic::Streaming<StreamChunk>), Status> {
+    ) -> Result<Stream, Status> {
+        let begun = Instant::now();
+        loop {
+            let place = self.place(client, vmi).await?;
+            match self.stream_once(&place, device, preserve_session).await {
+                Ok(stream) => return Ok(stream),
+                Err(trouble) => self.wait(begun, trouble, vmi, device).await?,
+            }
+        }
+    }
+
+    async fn stream_once(&self, place: &Place, device: &str, preserve_session: bool) -> Result<Stream, Trouble> {
         let (send, chunks) = mpsc::channel(limits::CHUNKS);
         let open = StreamOpen {
             vmi_uid: place.vmi_uid.clone(),
@@ -132,19 +182,37 @@ impl Agents {
             preserve_session,
         };
         let first = StreamChunk { open: Some(open), data: bytes::Bytes::new() };
-        send.try_send(first).map_err(Status::internal)?;
+        send.try_send(first).map_err(|e| Trouble::Final(Status::internal(e)))?;
         let up = futures::stream::unfold(chunks, |mut c| async move { c.recv().await.map(|chunk| (chunk, c)) });
         let mut client = self.channel(place).await?;
-        let answer = tokio::time::timeout(limits::CONNECT, client.stream(up)).await;
-        match answer {
+        match tokio::time::timeout(limits::CONNECT, client.stream(up)).await {
             Ok(Ok(down)) => Ok((send, down.into_inner())),
             Ok(Err(s)) if s.code() == tonic::Code::InvalidArgument || s.code() == tonic::Code::FailedPrecondition => {
-                Err(Status::bad_request(s.message()))
+                Err(Trouble::Final(Status::bad_request(s.message())))
             }
-            Ok(Err(s)) => {
-                Err(Status::internal(format_args!("opening {device} on node {:?}: {}", place.node, s.message())))
-            }
-            Err(_) => Err(Status::internal(format_args!("opening {device} on node {:?}: no answer", place.node))),
+            Ok(Err(s)) => Err(Trouble::of(&s, format_args!("opening {device} on node {:?}", place.node))),
+            Err(_) => Err(Trouble::NotYet("no answer".into())),
+        }
+    }
+}
+
+/// Both directions of a byte stream.
+type Stream = (mpsc::Sender<StreamChunk>, tonic::Streaming<StreamChunk>);
+
+/// Why something came to nothing.
+enum Trouble {
+    /// It may work in a moment.
+    NotYet(String),
+    /// It will not.
+    Final(Status),
+}
+
+impl Trouble {
+    /// What a failed call means: an agent that ends, begins or has not found its launchers is worth waiting for.
+    fn of(status: &tonic::Status, doing: std::fmt::Arguments<'_>) -> Self {
+        match status.code() {
+            tonic::Code::Unavailable => Self::NotYet(status.message().to_owned()),
+            _ => Self::Final(Status::internal(format_args!("{doing}: {}", status.message()))),
         }
     }
 }

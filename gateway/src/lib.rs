@@ -18,6 +18,7 @@ pub mod subresources;
 use std::sync::Arc;
 
 pub use admission::{AdmissionInput, AdmissionOutput, Operation, Settings, User};
+pub use limits::PATIENCE;
 pub use proto::transport::{Dial, Tls};
 pub use status::Status;
 
@@ -45,6 +46,8 @@ pub struct Config {
     pub settings: Settings,
     /// Who authorises.
     pub authorization: Authorization,
+    /// How long a verb or a stream waits for a node agent that is not ready; [`PATIENCE`] unless somebody is in a hurry.
+    pub patience: std::time::Duration,
 }
 
 impl std::fmt::Debug for Config {
@@ -71,7 +74,7 @@ pub(crate) struct Inner {
 impl Gateway {
     /// Makes a gateway; nothing is connected before it is needed.
     pub fn new(config: Config) -> Self {
-        let agents = agent::Agents::new(config.dial.clone(), config.tls.clone());
+        let agents = agent::Agents::new(config.dial.clone(), config.tls.clone(), config.patience);
         Self { inner: Arc::new(Inner { config, agents }) }
     }
 

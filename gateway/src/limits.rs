@@ -8,6 +8,11 @@ pub const BODY: usize = 1 << 20;
 pub const CONFLICTS: u32 = 8;
 /// Reaching an agent: a node that does not answer in this time is told as such.
 pub const CONNECT: Duration = Duration::from_secs(5);
+/// How long whoever asks waits for an agent that is being started again, or that has not found its launchers yet. A second
+/// or two is usual; a busy machine takes longer, and a person would rather wait than ask again.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+/// Pause between two tries.
+pub const AGAIN: Duration = Duration::from_millis(100);
 /// A verb's time at the agent, as KubeVirt's client has; freezing a guest's file systems may take most of it.
 pub const VERB: Duration = Duration::from_secs(10);
 /// Dialling a port of a guest.

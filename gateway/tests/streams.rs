@@ -117,7 +117,7 @@ async fn streams_are_refused_before_the_upgrade() {
     assert!(body.contains("No serial consoles"), "{body}");
     // The agent refuses: somebody has the session.
     let (code, body) = refused("virtualmachineinstances/a/vnc?preserveSession=true").await;
-    assert_eq!(code, 500);
+    assert_eq!(code, 400);
     assert!(body.contains("active VNC connection"), "{body}");
     // Without a websocket, and without the right.
     assert_eq!(world.verb("GET", "vmi/vnc", None).await.0, 400);

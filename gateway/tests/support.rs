@@ -24,6 +24,8 @@ use serde_json::{Value, json};
 use tower::ServiceExt;
 
 pub const NODE: &str = "node-1";
+/// How long the gateway of a test waits for an agent.
+pub const PATIENCE: Duration = Duration::from_secs(1);
 pub const POD: &str = "aaaaaaaa-0000-0000-0000-000000000001";
 
 /// What the glue in the product does, too: the seams of the API server, filled by a gateway.
@@ -78,12 +80,27 @@ pub struct Seen {
     pub verbs: Mutex<Vec<(String, Value)>>,
     /// Reply to the next verbs, by verb.
     pub replies: Mutex<BTreeMap<String, VerbReply>>,
+    /// So many calls find an agent that has not found its launchers.
+    pub unready: Mutex<u32>,
+    /// Ids of verbs, in order.
+    pub ids: Mutex<Vec<String>>,
     /// Streams that were opened and not yet closed by the other side.
     pub open: Mutex<i32>,
 }
 
 struct FakeAgent {
     seen: Arc<Seen>,
+}
+
+impl FakeAgent {
+    fn ready(&self) -> Result<(), tonic::Status> {
+        let mut left = self.seen.unready.lock().unwrap();
+        if *left == 0 {
+            return Ok(());
+        }
+        *left -= 1;
+        Err(tonic::Status::unavailable("the launcher does not answer"))
+    }
 }
 
 type Down<T> = Pin<Box<dyn Stream<Item = Result<T, tonic::Status>> + Send>>;
@@ -105,6 +122,11 @@ impl NodeAgent for FakeAgent {
         assert_eq!(r.pod_uid, POD);
         assert!(!r.id.is_empty() && !r.vmi_uid.is_empty() && r.ttl_ms > 0);
         assert!(telemetry::TraceContext::parse(&r.traceparent).is_some(), "{}", r.traceparent);
+        self.seen.ids.lock().unwrap().push(r.id.clone());
+        if self.ready().is_err() {
+            let message = "the launcher does not answer".into();
+            return Ok(tonic::Response::new(VerbReply { reason: "not-ready".into(), message, ..VerbReply::default() }));
+        }
         self.seen.verbs.lock().unwrap().push((r.verb.clone(), serde_json::from_slice(&r.body).unwrap_or_default()));
         let reply = self.seen.replies.lock().unwrap().get(&r.verb).cloned();
         Ok(tonic::Response::new(reply.unwrap_or(VerbReply { ok: true, ..VerbReply::default() })))
@@ -114,11 +136,12 @@ impl NodeAgent for FakeAgent {
         &self,
         request: tonic::Request<tonic::Streaming<StreamChunk>>,
     ) -> Result<tonic::Response<Self::StreamStream>, tonic::Status> {
+        self.ready()?;
         let mut up = request.into_inner();
         let open =
             up.message().await?.and_then(|c| c.open).ok_or_else(|| tonic::Status::invalid_argument("no open"))?;
         if open.preserve_session {
-            return Err(tonic::Status::unavailable("active VNC connection, request denied"));
+            return Err(tonic::Status::failed_precondition("active VNC connection, request denied"));
         }
         *self.seen.open.lock().unwrap() += 1;
         let greeting = format!("{}:", open.device);
@@ -175,6 +198,7 @@ pub async fn world_with(authorization: Authorization) -> World {
         tls: tls(pki.client("virtfold-gateway", None).unwrap()),
         settings: Settings { trusted: vec!["virtfold-gateway".into()], ..Settings::default() },
         authorization,
+        patience: PATIENCE,
     };
     let gateway = Gateway::new(config);
     server.add_admission(Arc::new(Glue { gateway: gateway.clone() }));

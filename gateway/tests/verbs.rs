@@ -207,8 +207,9 @@ async fn what_the_agent_answers_is_told() {
     assert_eq!(world.verb("PUT", "vmi/reset", None).await.0, 400);
     world.ask("PATCH", &node, Some(set(json!("127.0.0.1:1")))).await;
     let (code, status) = world.verb("PUT", "vmi/reset", None).await;
-    assert_eq!(code, 500);
-    assert!(message(&status).contains("node agent of \"node-1\" at 127.0.0.1:1"), "{status}");
+    assert_eq!((code, &status["reason"]), (503, &json!("ServiceUnavailable")));
+    assert!(message(&status).contains("the node agent of \"node-1\" is not ready"), "{status}");
+    assert!(message(&status).contains("127.0.0.1:1"), "{status}");
     world.patch_vmi(json!({"status": {"phase": "Pending"}})).await;
     let (code, status) = world.verb("PUT", "vmi/reset", None).await;
     assert_eq!((code, message(&status)), (400, "Pending: VMI is not running"));
@@ -225,8 +226,28 @@ async fn an_agent_must_be_who_it_should_be() {
     assert_eq!(world.ask("POST", "/api/v1/nodes", Some(other)).await.0, 201);
     world.patch_vmi(json!({"status": {"nodeName": "node-2", "activePods": {(crate::support::POD): "node-2"}}})).await;
     let (code, status) = world.verb("PUT", "vmi/pause", None).await;
-    assert_eq!(code, 500, "{status}");
+    assert_eq!(code, 503, "{status}");
     assert!(world.seen.verbs.lock().unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_verb_waits_for_an_agent_that_has_just_been_started_and_keeps_its_id() {
+    let world = world().await;
+    world.make_vmi(json!({})).await;
+    *world.seen.unready.lock().unwrap() = 3;
+    assert_eq!(world.verb("PUT", "vmi/reset", None).await, (200, json!("")));
+    let ids = world.seen.ids.lock().unwrap().clone();
+    assert_eq!(ids.len(), 4);
+    assert!(ids.iter().all(|id| *id == ids[0]), "one request, one id: {ids:?}");
+    assert_eq!(world.seen.verbs.lock().unwrap().len(), 1);
+    // Not for ever, and then by name.
+    *world.seen.unready.lock().unwrap() = u32::MAX;
+    let (code, status) = world.verb("PUT", "vmi/softreboot", None).await;
+    assert_eq!((code, &status["reason"]), (503, &json!("ServiceUnavailable")));
+    assert_eq!(
+        message(&status),
+        "softreboot of VMI \"a\": the node agent of \"node-1\" is not ready: the launcher does not answer"
+    );
 }
 
 #[tokio::test]

@@ -65,8 +65,8 @@ pub struct Machine {
     pub balloon: bool,
     /// Watchdog device with its action.
     pub watchdog: Option<String>,
-    /// A panic device on PCI beside the ISA one, for guests whose kernel has a driver for that alone.
-    pub panic_pci: bool,
+    /// Devices by which the guest's kernel tells that it panicked.
+    pub panic: Vec<Panic>,
     /// The machine starts with halted vCPUs.
     pub paused: bool,
 }
@@ -250,6 +250,15 @@ pub struct Nic {
     pub acpi_index: Option<u32>,
     /// The largest packet, where it is not Ethernet's.
     pub mtu: Option<u32>,
+}
+
+/// A device by which the guest's kernel tells that it panicked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Panic {
+    /// An I/O port, found through ACPI.
+    Isa,
+    /// A PCI card.
+    Pci,
 }
 
 /// A pointing device or keyboard.

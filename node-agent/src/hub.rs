@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use proto::agent::{AgentMessage, ControllerMessage, Inventory, VerbReply, agent_message, controller_message};
+use proto::convert;
 use proto::launcher::{NicFacts, update};
 use state::agent::{Agent, Command, Confirmed, Input, VmiFacts};
 use state::{Epoch, Event, Machine, NodeName, PodUid, ResourceVersion, Timestamp, VmiUid};
@@ -24,7 +25,6 @@ use crate::limits;
 use crate::link::{self, Client, LinkEvent};
 use crate::pods::PodFacts;
 use crate::store::Record;
-use crate::wire;
 use clock::Clock;
 
 /// A session that was admitted.
@@ -325,7 +325,7 @@ impl Hub {
                 let connected =
                     Input::LauncherConnected { launcher: info.launcher_instance.into(), epoch: Epoch(info.epoch) };
                 self.step(&pod, connected).await;
-                match info.domain.and_then(wire::domain) {
+                match info.domain.and_then(convert::news) {
                     Some(domain) => Input::LauncherReported(domain),
                     None => return,
                 }
@@ -333,11 +333,11 @@ impl Hub {
             // Of a launcher that was not believed.
             LinkEvent::Updated(_) if slot.client.is_none() => return,
             LinkEvent::Updated(update) => match update.kind {
-                Some(update::Kind::Domain(d)) => match wire::domain(d) {
+                Some(update::Kind::Domain(d)) => match convert::news(d) {
                     Some(domain) => Input::LauncherReported(domain),
                     None => return,
                 },
-                Some(update::Kind::Outcome(o)) => Input::LauncherEnded(wire::outcome(o)),
+                Some(update::Kind::Outcome(o)) => Input::LauncherEnded(o.into()),
                 None => return,
             },
             LinkEvent::Lost => {
@@ -439,7 +439,13 @@ impl Hub {
     fn route(&self, vmi: &VmiUid, pod: &PodUid) -> Routed {
         let refuse = |reason: &str, message| VerbReply { reason: reason.into(), message, ..VerbReply::default() };
         let unknown = || refuse("not-found", format!("pod {pod} is not on node {}", self.shared.node));
-        let slot = self.slots.get(pod).ok_or_else(unknown)?;
+        let Some(slot) = self.slots.get(pod) else {
+            // Until the runtime has told all that it has, a pod that is not known may well be here.
+            return Err(match self.enumerated {
+                true => unknown(),
+                false => refuse("not-ready", format!("node {} has not found its pods yet", self.shared.node)),
+            });
+        };
         slot.cell.admit_verb(vmi).map_err(|(reason, message)| refuse(reason, message))?;
         let facts = slot.pod.as_ref().ok_or_else(unknown)?;
         Ok(Route { client: slot.client.clone(), share: facts.share_dir.clone() })
@@ -483,11 +489,11 @@ impl Hub {
             complete,
             domains: known
                 .iter()
-                .filter_map(|(s, view, _)| view.as_ref().map(|d| wire::to_domain(d, &s.namespace, &s.name)))
+                .filter_map(|(s, view, _)| view.as_ref().map(|d| convert::domain(d, &s.namespace, &s.name)))
                 .collect(),
             outcomes: known
                 .iter()
-                .filter_map(|(s, _, o)| o.as_ref().map(|o| wire::to_outcome(o, &s.namespace, &s.name)))
+                .filter_map(|(s, _, o)| o.as_ref().map(|o| convert::outcome(o, &s.namespace, &s.name)))
                 .collect(),
         };
         drop(known);
@@ -514,13 +520,13 @@ impl Hub {
     async fn down(&mut self, session: u64, message: ControllerMessage) {
         match message.kind {
             Some(controller_message::Kind::Instruct(i)) => {
-                let Some(instruction) = wire::instruction(&i) else {
+                let Some(instruction) = convert::instruction(&i) else {
                     let unsupported = state::domain::AckResult::Refused {
                         reason: state::domain::RefusalReason::Unsupported,
                         message: format!("unknown kind of instruction {}", i.kind),
                         rv_seen: ResourceVersion::default(),
                     };
-                    self.tell(agent_message::Kind::Ack(wire::to_ack(&i.id, &i.vmi_uid, &unsupported)));
+                    self.tell(agent_message::Kind::Ack(convert::ack(&i.id, &i.vmi_uid, unsupported)));
                     return;
                 };
                 tracing::info!(id = i.id, kind = ?instruction.kind, pod = i.pod_uid, vmi = i.vmi_uid, epoch = i.epoch,

@@ -26,7 +26,6 @@ mod sock;
 mod store;
 mod stream;
 mod sys;
-mod wire;
 
 use std::net::Ipv4Addr;
 use std::path::PathBuf;

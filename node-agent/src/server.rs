@@ -190,7 +190,7 @@ impl NodeAgent for Service {
         let mut client = match self.route(&verb.vmi_uid, &verb.pod_uid).await? {
             Ok(route) => match route.client {
                 Some(client) => client,
-                None => return refuse("failed", "the launcher does not answer".into()),
+                None => return refuse("not-ready", "the launcher does not answer".into()),
             },
             Err(refused) => return Ok(Response::new(refused)),
         };
@@ -204,6 +204,10 @@ impl NodeAgent for Service {
         // At most once is the launcher's: it remembers the id. Not answered is not done, as far as anybody knows.
         match link::within(left, client.verb(verb)).await {
             Ok(reply) => Ok(reply),
+            // The way to it broke: it is found again, or found to be over, in a moment.
+            Err(status) if status.code() == tonic::Code::Unavailable => {
+                refuse("not-ready", format!("the launcher did not answer: {}", status.message()))
+            }
             Err(status) => refuse("failed", format!("the launcher did not answer: {}", status.message())),
         }
     }
@@ -224,6 +228,7 @@ impl NodeAgent for Service {
         let share = match self.route(&open.vmi_uid, &open.pod_uid).await? {
             Ok(route) => route.share,
             Err(refused) if refused.reason == "not-found" => return Err(Status::not_found(refused.message)),
+            Err(refused) if refused.reason == "not-ready" => return Err(Status::unavailable(refused.message)),
             Err(refused) => return Err(Status::failed_precondition(refused.message)),
         };
         let stream = self.streams.open(&share, &open, incoming, permit, &self.shared.stop).await?;

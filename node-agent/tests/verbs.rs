@@ -38,7 +38,7 @@ async fn verbs_reach_their_launcher_without_a_controller() {
     launcher.deaf();
     eventually("deaf", async || {
         let reply = world.gateway().await.verb(verb(POD, &world.vmi_uid)).await.unwrap().into_inner();
-        (reply.ok, reply.reason.as_str()) == (false, "failed")
+        (reply.ok, reply.reason.as_str()) == (false, "not-ready")
     })
     .await;
     world.pods.set(|p| p[0].running = false);

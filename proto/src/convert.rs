@@ -107,6 +107,74 @@ impl From<agent::Domain> for Domain {
     }
 }
 
+/// What a launcher says about its domain. A state that this version does not know is no news at all: unlike in
+/// [`Domain::from`], where a controller has to take the pod for something.
+pub fn news(d: agent::Domain) -> Option<Domain> {
+    (d.state() != agent::DomainState::Unspecified).then(|| d.into())
+}
+
+/// A domain on the wire, with what people call its VMI.
+pub fn domain(d: &Domain, namespace: &str, name: &str) -> agent::Domain {
+    agent::Domain {
+        vmi_uid: d.vmi.to_string(),
+        pod_uid: d.pod.to_string(),
+        launcher_instance: d.launcher.to_string(),
+        seq: d.seq,
+        state: agent::DomainState::from(d.state).into(),
+        since_unix_ms: d.since.0,
+        guest: (d.guest != GuestFacts::default()).then(|| d.guest.clone().into()),
+        paused_reason: d.paused_reason.clone(),
+        accelerator: d.accelerator.clone(),
+        namespace: namespace.into(),
+        name: name.into(),
+    }
+}
+
+impl From<GuestFacts> for agent::GuestFacts {
+    fn from(g: GuestFacts) -> Self {
+        Self {
+            agent_connected: g.agent_connected,
+            agent_version: g.agent_version,
+            os: (g.os != OsInfo::default()).then(|| g.os.into()),
+            hostname: g.hostname,
+            interfaces: g.interfaces.into_iter().map(Into::into).collect(),
+            machine_type: g.machine_type,
+            fs_freeze_status: g.fs_freeze_status,
+        }
+    }
+}
+
+impl From<OsInfo> for agent::OsInfo {
+    fn from(os: OsInfo) -> Self {
+        Self {
+            name: os.name,
+            kernel_release: os.kernel_release,
+            version: os.version,
+            pretty_name: os.pretty_name,
+            version_id: os.version_id,
+            kernel_version: os.kernel_version,
+            machine: os.machine,
+            id: os.id,
+        }
+    }
+}
+
+impl From<InterfaceFacts> for agent::Interface {
+    fn from(i: InterfaceFacts) -> Self {
+        Self {
+            name: i.name,
+            mac: i.mac,
+            ip: i.ip,
+            ips: i.ips,
+            interface_name: i.interface_name,
+            info_source: i.info_source,
+            queue_count: i.queue_count,
+            pod_interface_name: i.pod_interface_name,
+            link_state: i.link_state,
+        }
+    }
+}
+
 impl From<agent::GuestFacts> for GuestFacts {
     fn from(g: agent::GuestFacts) -> Self {
         let os = g.os.unwrap_or_default();
@@ -159,6 +227,26 @@ impl From<agent::Outcome> for Outcome {
             at: Timestamp(o.at_unix_ms),
         }
     }
+}
+
+/// An outcome on the wire, with what people call its VMI.
+pub fn outcome(o: &Outcome, namespace: &str, name: &str) -> agent::Outcome {
+    agent::Outcome {
+        vmi_uid: o.vmi.to_string(),
+        pod_uid: o.pod.to_string(),
+        cause: agent::Cause::from(o.cause).into(),
+        exit: o.exit,
+        seq: o.seq,
+        message: o.message.clone(),
+        at_unix_ms: o.at.0,
+        namespace: namespace.into(),
+        name: name.into(),
+    }
+}
+
+/// The answer to an instruction on the wire.
+pub fn ack(id: &str, vmi: &str, result: AckResult) -> agent::Ack {
+    agent::Ack { id: id.into(), vmi_uid: vmi.into(), result: Some(result.into()) }
 }
 
 impl From<agent::Ack> for AckResult {
@@ -218,4 +306,64 @@ pub fn instruction(m: &agent::Instruct) -> Option<Instruction> {
         vmi_rv: ResourceVersion::parse(&m.vmi_rv),
         deadline: Millis(m.deadline_ms),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn nothing_is_lost_between_the_launcher_and_the_controller() {
+        for state in 1..=7 {
+            let d = agent::Domain {
+                vmi_uid: "v".into(),
+                pod_uid: "p".into(),
+                launcher_instance: "l".into(),
+                seq: 3,
+                state,
+                since_unix_ms: 9,
+                guest: Some(agent::GuestFacts {
+                    agent_connected: true,
+                    agent_version: "7".into(),
+                    os: Some(agent::OsInfo { id: "debian".into(), ..agent::OsInfo::default() }),
+                    hostname: "h".into(),
+                    interfaces: vec![agent::Interface {
+                        name: "default".into(),
+                        ips: vec!["10.0.0.1".into()],
+                        ..agent::Interface::default()
+                    }],
+                    machine_type: "q35".into(),
+                    fs_freeze_status: "thawed".into(),
+                }),
+                paused_reason: "PausedByUser".into(),
+                accelerator: "tcg".into(),
+                namespace: "ns".into(),
+                name: "n".into(),
+            };
+            assert_eq!(domain(&news(d.clone()).unwrap(), "ns", "n"), d);
+        }
+        assert_eq!(news(agent::Domain { state: 99, ..agent::Domain::default() }), None);
+        for cause in 1..=7 {
+            let o = agent::Outcome {
+                cause,
+                exit: 137,
+                seq: 4,
+                message: "m".into(),
+                namespace: "ns".into(),
+                name: "n".into(),
+                ..agent::Outcome::default()
+            };
+            assert_eq!(outcome(&o.clone().into(), "ns", "n"), o);
+        }
+        let refused =
+            AckResult::Refused { reason: RefusalReason::OlderVmi, message: "m".into(), rv_seen: ResourceVersion(7) };
+        for result in [AckResult::Accepted, AckResult::Done { detail: "d".into() }, refused] {
+            assert_eq!(AckResult::from(ack("i", "v", result.clone())), result);
+        }
+        for kind in 1..=5 {
+            assert_eq!(i32::from(agent::InstructKind::from(instruct_kind(kind).unwrap())), kind);
+        }
+        assert_eq!(instruct_kind(99), None);
+    }
 }

@@ -3,7 +3,6 @@
 use super::{alone, e2e};
 use anyhow::{Context, Result, ensure};
 use chaos_tests::e2e::{
-    console::Console,
     manifest::vm,
     process,
     vm::{Parts, START, Vm},
@@ -16,10 +15,8 @@ fn same(vm: &Vm, before: &Parts) -> Result<()> {
     let now = vm.parts()?;
     ensure!(now.vmi_uid == before.vmi_uid && now.pod_uid == before.pod_uid, "{before:?} became {now:?}");
     ensure!(now.qemu == before.qemu && now.launcher == before.launcher, "{before:?} became {now:?}");
-    // An agent that has just started says so before everybody has found it again.
-    let mut console: Console = wait::until("the guest's console", Duration::from_secs(30), || {
-        Ok(vm.shell().map_err(|error| format!("{error:#}")))
-    })?;
+    // At once: who asks for an agent that has just been started, and has not found its guests yet, is made to wait for it.
+    let mut console = vm.shell()?;
     ensure!(console.run("cat /run/mark")? == "mark", "the guest was booted again");
     Ok(())
 }

@@ -29,6 +29,7 @@ pub fn install(server: &ApiServer, dial: &Dial, tls: Tls) {
             ..gateway::Settings::default()
         },
         authorization: Authorization::Forwarded,
+        patience: gateway::PATIENCE,
     });
     let gate = Arc::new(Gate(gateway));
     server.add_admission(gate.clone());

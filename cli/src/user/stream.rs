@@ -21,21 +21,10 @@ use super::cluster::plain;
 /// An open stream.
 pub type Socket = WebSocketStream<TokioIo<Upgraded>>;
 
-/// A server or a node's agent that is being started again is back within this.
-const PATIENCE: Duration = Duration::from_secs(10);
 /// Pause between two tries.
 const AGAIN: Duration = Duration::from_millis(250);
 
-/// A refusal.
-#[derive(Debug, thiserror::Error)]
-#[error("{message}")]
-struct Refused {
-    code: u16,
-    message: String,
-}
-
-/// Opens a stream subresource. What fails on the way (5xx: the node's agent is just being started again) is tried again for a
-/// while; what is refused (4xx: the machine does not run) is tried again for `wait`.
+/// Opens a stream subresource. What is refused (the machine does not run yet) is tried again for `wait`.
 pub async fn open(client: &Client, path: &str, wait: Duration) -> anyhow::Result<Socket> {
     let begun = Instant::now();
     loop {
@@ -43,8 +32,7 @@ pub async fn open(client: &Client, path: &str, wait: Duration) -> anyhow::Result
             Ok(socket) => return Ok(socket),
             Err(error) => error,
         };
-        let on_the_way = error.downcast_ref::<Refused>().is_some_and(|r| r.code >= 500);
-        if begun.elapsed() >= if on_the_way { wait.max(PATIENCE) } else { wait } {
+        if begun.elapsed() >= wait {
             return Err(error);
         }
         tokio::time::sleep(AGAIN).await;
@@ -68,8 +56,10 @@ async fn once(client: &Client, path: &str) -> anyhow::Result<Socket> {
             .ok()
             .and_then(|v| v["message"].as_str().map(str::to_owned))
             .unwrap_or_else(|| String::from_utf8_lossy(&body).trim().to_owned());
-        let message = if text.is_empty() { format!("the API server answered {status}") } else { text };
-        return Err(Refused { code: status.as_u16(), message }.into());
+        match text.as_str() {
+            "" => bail!("the API server answered {status}"),
+            said => bail!("{said}"),
+        }
     }
     let accepted = response.headers().get(SEC_WEBSOCKET_ACCEPT).map(|v| v.as_bytes().to_vec());
     if accepted.as_deref() != Some(derive_accept_key(key.as_bytes()).as_bytes()) {

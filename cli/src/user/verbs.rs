@@ -1,4 +1,4 @@
-//! `start`, `stop`, `restart`, `pause`, `unpause`: PUTs to subresources.
+//! `start`, `stop`, `restart`, `pause`, `unpause`, `reset`, `soft-reboot`: PUTs to subresources.
 
 use serde_json::{Value, json};
 
@@ -61,12 +61,11 @@ pub async fn restart(options: args::Stop) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// `virtfold pause` and `virtfold unpause`.
-pub async fn pause(options: args::Verb, pause: bool) -> anyhow::Result<u8> {
+/// A verb on the running instance: its subresource, and what was done in words.
+pub async fn instance(options: args::Verb, verb: &str, done: &str) -> anyhow::Result<u8> {
     let machine = machine(&options.machine.machine)?;
     let cluster = connect(&options.target).await?;
-    let verb = if pause { "pause" } else { "unpause" };
     put(&cluster, Kind::Vmi, &machine.name, verb, &json!({})).await?;
-    println!("VMI {} was scheduled to {verb}", machine.name);
+    println!("VMI {} was {done}", machine.name);
     Ok(0)
 }

@@ -55,9 +55,8 @@ pub(super) async fn device(asked: &Asked<'_>, device: &str, parts: &mut Parts) -
         return Err(Status::bad_request(format!("VMI is in phase {phase:?}: VMI is not running")));
     }
     let preserve = asked.query.split('&').any(|p| p == "preserveSession=true");
-    let place = asked.inner.agents.place(client, &vmi).await?;
     let ws = upgrade(parts).await?;
-    let (up, mut down) = asked.inner.agents.stream(&place, device, preserve).await?;
+    let (up, mut down) = asked.inner.agents.stream(client, &vmi, device, preserve).await?;
     let about = format!("{device} of {}/{}", asked.namespace, asked.name);
     Ok(ws.on_upgrade(move |socket| async move {
         let (from_guest, guest) = mpsc::channel::<Result<Bytes, String>>(limits::CHUNKS);

@@ -22,9 +22,8 @@ pub(super) async fn verb(asked: &Asked<'_>, verb: &str, options: &Value) -> Resu
     if dry_run(options)? {
         return Ok(StatusCode::OK.into_response());
     }
-    let place = asked.inner.agents.place(client, &vmi).await?;
     let body = serde_json::to_vec(options).map_err(Status::internal)?;
-    let reply = asked.inner.agents.verb(&place, verb, body, asked.traceparent.clone()).await?;
+    let reply = asked.inner.agents.verb(client, &vmi, verb, body, asked.traceparent.clone()).await?;
     tracing::info!(
         namespace = asked.namespace,
         name = asked.name,
@@ -115,9 +114,8 @@ async fn ask(asked: &Asked<'_>, verb: &str) -> Result<Value, String> {
             asked.name
         ));
     }
-    let place = asked.inner.agents.place(client, &vmi).await.map_err(|s| s.message)?;
-    let reply =
-        asked.inner.agents.verb(&place, verb, Vec::new(), asked.traceparent.clone()).await.map_err(|s| s.message)?;
+    let sent = asked.inner.agents.verb(client, &vmi, verb, Vec::new(), asked.traceparent.clone()).await;
+    let reply = sent.map_err(|s| s.message)?;
     if !reply.ok {
         return Err(reply.message);
     }

@@ -3,7 +3,7 @@
 use proto::launcher::NodeFacts;
 
 use super::reader::{Cursor, SpecError};
-use crate::machine::{Input, Nic, Video};
+use crate::machine::{Input, Nic, Panic, Video};
 
 pub(super) fn nics(devices: &Cursor<'_>, facts: &NodeFacts) -> Result<Vec<Nic>, SpecError> {
     let mut nics = Vec::new();
@@ -110,17 +110,21 @@ pub(super) fn watchdog(devices: &Cursor<'_>) -> Result<Option<String>, SpecError
     }
 }
 
-/// The ISA device is always there; the PCI one where it is asked for.
-pub(super) fn panic_pci(devices: &Cursor<'_>) -> Result<bool, SpecError> {
-    let mut pci = false;
+/// Those that are asked for, and no others: without one, a guest that panics does what its kernel is told to (hang, reboot,
+/// dump), as under KubeVirt. Two of one model would be one.
+pub(super) fn panic(devices: &Cursor<'_>) -> Result<Vec<Panic>, SpecError> {
+    let mut all = Vec::new();
     for item in devices.get("panicDevices").items()? {
-        match item.get("model").text()? {
-            None | Some("isa") => {}
-            Some("pvpanic") => pci = true,
+        let device = match item.get("model").text()? {
+            None | Some("isa") => Panic::Isa,
+            Some("pvpanic") => Panic::Pci,
             Some(other) => return Err(item.get("model").error(format!("is not supported: {other:?}"))),
+        };
+        if !all.contains(&device) {
+            all.push(device);
         }
     }
-    Ok(pci)
+    Ok(all)
 }
 
 /// Fields that are served by what is always there (a virtio-rng), or by others.

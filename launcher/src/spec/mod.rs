@@ -97,7 +97,7 @@ pub fn machine(vmi: &Value, facts: &NodeFacts, paths: &Paths) -> Result<Machine,
         serial: devices.get("autoattachSerialConsole").flag()?.unwrap_or(true),
         balloon: devices.get("autoattachMemBalloon").flag()?.unwrap_or(true),
         watchdog: devices::watchdog(&devices)?,
-        panic_pci: devices::panic_pci(&devices)?,
+        panic: devices::panic(&devices)?,
         paused: spec.get("startStrategy").text()? == Some("Paused"),
         uuid,
     };

@@ -2,7 +2,8 @@
 
 use std::time::SystemTime;
 
-use proto::agent::{Instruct, agent_message};
+use proto::agent::agent_message;
+use proto::convert;
 use proto::launcher::{InfoRequest, NodeFacts, Order};
 use state::agent::{Command, Confirmed, Input};
 use state::domain::{InstructKind, RefusalReason};
@@ -11,7 +12,7 @@ use state::{Epoch, PodUid, ResourceVersion, domain::Instruction};
 use super::{Hub, Msg};
 use crate::link::within;
 use crate::network::{self, Place};
-use crate::{api, limits, wire};
+use crate::{api, limits};
 
 impl Hub {
     pub(super) async fn carry_out(&mut self, pod: &PodUid, command: Command) {
@@ -21,14 +22,14 @@ impl Hub {
             Command::Answer { session, id, result } => {
                 if self.session.as_ref().is_some_and(|s| s.session == session) {
                     let vmi = self.slots.get(pod).and_then(|s| s.pod.as_ref()).map(|p| p.vmi_uid.clone());
-                    let ack = wire::to_ack(id.as_str(), &vmi.unwrap_or_default(), &result);
                     tracing::info!(%id, %pod, ?result, "answered");
+                    let ack = convert::ack(id.as_str(), &vmi.unwrap_or_default(), result);
                     self.tell(agent_message::Kind::Ack(ack));
                 }
             }
             Command::Report(domain) => {
                 if let Some(slot) = self.slots.get(pod) {
-                    let domain = Some(wire::to_domain(&domain, &slot.namespace, &slot.name));
+                    let domain = Some(convert::domain(&domain, &slot.namespace, &slot.name));
                     self.tell(agent_message::Kind::Report(proto::agent::Report { domain }));
                 }
             }
@@ -41,7 +42,7 @@ impl Hub {
             }
             Command::TellOutcome(outcome) => {
                 if let Some(slot) = self.slots.get(pod) {
-                    let outcome = wire::to_outcome(&outcome, &slot.namespace, &slot.name);
+                    let outcome = convert::outcome(&outcome, &slot.namespace, &slot.name);
                     self.tell(agent_message::Kind::Outcome(outcome));
                 }
             }
@@ -143,23 +144,15 @@ impl Hub {
             pod_ip: slot.pod.iter().flat_map(|p| p.ips.first()).map(ToString::to_string).next().unwrap_or_default(),
             nics: slot.nics.clone(),
         });
-        let instruct = Instruct {
-            epoch: epoch.0,
-            id: instruction.id.0.clone(),
-            kind: wire::to_kind(instruction.kind) as i32,
-            vmi_uid: instruction.vmi.0.clone(),
-            pod_uid: instruction.pod.0.clone(),
-            vmi_rv: vmi_rv.to_string(),
-            vmi: if start { vmi } else { Default::default() },
-            config_digest: String::new(),
-            deadline_ms: instruction.deadline.0,
-            traceparent: slot.traceparent.clone(),
-        };
+        let vmi = if start { vmi } else { Default::default() };
+        // The launcher is told the version that was decided upon, which may be newer than the instruction's.
+        let told = Instruction { vmi_rv, ..instruction.clone() };
+        let instruct = convert::instruct(&told, epoch, vmi, slot.traceparent.clone());
         let (uid, back) = (pod.clone(), self.back.clone());
         tokio::spawn(async move {
             let order = Order { instruct: Some(instruct), facts };
             let result = match within(limits::EXECUTE, client.execute(order)).await {
-                Ok(ack) => wire::ack(ack.into_inner()),
+                Ok(ack) => Some(ack.into_inner()).filter(|a| a.result.is_some()).map(Into::into),
                 Err(status) => {
                     tracing::warn!(pod = %uid, id = %instruction.id, %status, "the launcher did not answer an instruction");
                     None

@@ -192,14 +192,16 @@ impl Agent {
 
     /// Why a verb for this VMI and pod cannot be passed on to the launcher: a reason code and words.
     pub fn admit_verb(&self, vmi: &VmiUid) -> Result<(), (&'static str, String)> {
-        let here = matches!(self.pod, Pod::Running | Pod::Idle);
-        if !here || self.owner.as_ref() != Some(vmi) {
+        if self.pod == Pod::Unseen {
+            return Err(("not-ready", format!("pod {} has not been seen on node {} yet", self.uid, self.node)));
+        }
+        if self.pod == Pod::Gone || self.owner.as_ref() != Some(vmi) {
             return Err(("not-found", format!("pod {} of VMI {vmi} is not on node {}", self.uid, self.node)));
         }
         match (&self.link, self.pod) {
             (Link::Up { .. }, _) => Ok(()),
             (Link::Down { .. }, Pod::Running) if !self.is_over() => {
-                Err(("failed", "the launcher does not answer".into()))
+                Err(("not-ready", "the launcher does not answer".into()))
             }
             (Link::Down { .. }, Pod::Running | Pod::Idle | Pod::Unseen | Pod::Gone) => {
                 Err(("not-running", "the machine is not running".into()))

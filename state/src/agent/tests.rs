@@ -633,10 +633,12 @@ fn verbs_go_to_the_machine_that_they_name() {
     assert_eq!(s.cell.admit_verb(&"w".into()).unwrap_err().0, "not-found");
     let mut s = Story::running();
     s.on(Input::LauncherLost);
-    assert_eq!(s.cell.admit_verb(&"v".into()).unwrap_err().0, "failed");
+    assert_eq!(s.cell.admit_verb(&"v".into()).unwrap_err().0, "not-ready");
     s.pod(false);
     assert_eq!(s.cell.admit_verb(&"v".into()).unwrap_err().0, "not-running");
-    assert_eq!(Story::new().cell.admit_verb(&"v".into()).unwrap_err().0, "not-found");
+    assert_eq!(Story::new().cell.admit_verb(&"v".into()).unwrap_err().0, "not-ready", "not enumerated yet");
+    s.on(Input::PodGone);
+    assert_eq!(s.cell.admit_verb(&"v".into()).unwrap_err().0, "not-found");
 }
 
 /// Every input in every order of a few, with the clock going on: the cell never starts what was not instructed in the session

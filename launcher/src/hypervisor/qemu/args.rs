@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
-use crate::machine::{Accelerator, Bus, Cache, Disk, Firmware, Input, Machine, Video};
+use crate::machine::{Accelerator, Bus, Cache, Disk, Firmware, Input, Machine, Panic, Video};
 
 /// Spare root ports: each takes one card that is plugged in later.
 const SPARE_PORTS: usize = 4;
@@ -104,9 +104,14 @@ pub fn arguments(machine: &Machine, images: &[Option<Image>], fds: &Descriptors,
     if machine.balloon {
         a.two("-device", "virtio-balloon-pci,id=balloon0,bus=pcie.0,free-page-reporting=on".into());
     }
-    a.two("-device", "pvpanic,id=panic0".into());
-    if machine.panic_pci {
-        a.two("-device", "pvpanic-pci,id=panic1,bus=pcie.0".into());
+    for (n, device) in machine.panic.iter().enumerate() {
+        a.two(
+            "-device",
+            match device {
+                Panic::Isa => format!("pvpanic,id=panic{n}"),
+                Panic::Pci => format!("pvpanic-pci,id=panic{n},bus=pcie.0"),
+            },
+        );
     }
     if let Some(action) = &machine.watchdog {
         a.two("-device", "i6300esb,id=watchdog0".into());

@@ -59,4 +59,13 @@ fn a_command_line_that_can_be_read() {
     assert_eq!(nodes[1]["read-only"], true);
     assert_eq!(nodes[2]["file"]["aio"], "native");
     assert!(nodes.iter().all(|n| n["file"]["locking"] == "on"), "image locks stay on");
+    assert!(!line.iter().any(|a| a.starts_with("pvpanic")), "a panic device that nobody asked for");
+
+    let mut asked = vmi.clone();
+    asked["spec"]["domain"]["devices"]["panicDevices"] = json!([{}, {"model": "pvpanic"}, {"model": "isa"}]);
+    let machine = crate::spec::machine(&asked, &facts, &Paths::default()).unwrap();
+    let line =
+        arguments(&machine, &images, &Descriptors { monitor: 10, console: 11, agent: 12, taps: vec![13] }, &places);
+    let panic: Vec<_> = line.iter().filter(|a| a.starts_with("pvpanic")).collect();
+    assert_eq!(panic, ["pvpanic,id=panic0", "pvpanic-pci,id=panic1,bus=pcie.0"]);
 }
