@@ -27,6 +27,11 @@ impl Resource {
     }
 }
 
+tokio::task_local! {
+    /// The trace of whoever caused the requests of this task, where that is somebody outside.
+    pub(crate) static CALLER: Option<String>;
+}
+
 /// How a patch ended.
 #[derive(Debug)]
 pub(crate) enum Patched {
@@ -120,6 +125,9 @@ async fn call(client: &kube::Client, method: &str, path: &str, content: &str, bo
     let mut request = http::Request::builder().method(method).uri(path);
     if !content.is_empty() {
         request = request.header("content-type", content);
+    }
+    if let Ok(Some(trace)) = CALLER.try_with(Clone::clone) {
+        request = request.header("traceparent", trace);
     }
     let request = request.body(body).map_err(|e| Status::bad_request(format!("not a valid name: {e}")))?;
     let answer = tokio::time::timeout(limits::API, client.request::<Value>(request)).await;

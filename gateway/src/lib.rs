@@ -21,6 +21,7 @@ pub use admission::{AdmissionInput, AdmissionOutput, Operation, Settings, User};
 pub use limits::PATIENCE;
 pub use proto::transport::{Dial, Tls};
 pub use status::Status;
+pub use subresources::VERSIONS;
 
 /// Who decides whether a user may ask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

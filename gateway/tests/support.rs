@@ -52,7 +52,7 @@ impl Admission for Glue {
                 user: User { name: request.user.name.clone(), groups: request.user.groups.clone() },
                 object: request.object.clone(),
                 old_object: Some(request.old_object.clone()).filter(|o| !o.is_null()),
-                traceparent: None,
+                traceparent: request.traceparent.clone(),
             };
             match self.gateway.admit(input) {
                 Ok(out) => Ok(AdmissionResponse { object: Some(out.object), warnings: out.warnings }),
@@ -78,6 +78,8 @@ impl Aggregated for Glue {
 pub struct Seen {
     /// Verbs with their bodies, in order.
     pub verbs: Mutex<Vec<(String, Value)>>,
+    /// The trace that the last verb belongs to.
+    pub trace: Mutex<Option<telemetry::TraceContext>>,
     /// Reply to the next verbs, by verb.
     pub replies: Mutex<BTreeMap<String, VerbReply>>,
     /// So many calls find an agent that has not found its launchers.
@@ -121,7 +123,9 @@ impl NodeAgent for FakeAgent {
         let r = request.into_inner();
         assert_eq!(r.pod_uid, POD);
         assert!(!r.id.is_empty() && !r.vmi_uid.is_empty() && r.ttl_ms > 0);
-        assert!(telemetry::TraceContext::parse(&r.traceparent).is_some(), "{}", r.traceparent);
+        let trace = telemetry::TraceContext::parse(&r.traceparent);
+        assert!(trace.is_some(), "{}", r.traceparent);
+        *self.seen.trace.lock().unwrap() = trace;
         self.seen.ids.lock().unwrap().push(r.id.clone());
         if self.ready().is_err() {
             let message = "the launcher does not answer".into();
@@ -257,10 +261,18 @@ impl World {
     }
 
     pub async fn ask_as(&self, user: &Who, method: &str, path: &str, body: Option<Value>) -> (u16, Value) {
+        self.ask_in(user, "", method, path, body).await
+    }
+
+    /// A request with a `traceparent`, where one is given.
+    pub async fn ask_in(&self, user: &Who, trace: &str, method: &str, path: &str, body: Option<Value>) -> (u16, Value) {
         let kind = if method == "PATCH" { "application/merge-patch+json" } else { "application/json" };
         let body = Body::from(body.map(|b| b.to_string()).unwrap_or_default());
-        let request = Request::builder().method(method).uri(path).header("content-type", kind).body(body).unwrap();
-        let response = self.server.handle(request, Some(user.clone())).await;
+        let mut request = Request::builder().method(method).uri(path).header("content-type", kind);
+        if !trace.is_empty() {
+            request = request.header("traceparent", trace);
+        }
+        let response = self.server.handle(request.body(body).unwrap(), Some(user.clone())).await;
         let code = response.status().as_u16();
         let bytes = axum::body::to_bytes(response.into_body(), 16 << 20).await.unwrap();
         (code, serde_json::from_slice(&bytes).unwrap_or_else(|_| String::from_utf8_lossy(&bytes).into_owned().into()))

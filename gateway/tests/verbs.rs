@@ -296,3 +296,31 @@ async fn admission_sits_in_the_api_server() {
     assert_eq!(made["metadata"]["finalizers"], json!(["kubevirt.io/virtualMachineControllerFinalize"]));
     assert_eq!(made["spec"]["template"]["spec"]["domain"]["machine"]["type"], "q35");
 }
+
+#[tokio::test]
+async fn what_a_caller_traces_stays_in_its_trace() {
+    let world = world().await;
+    let (admin, trace) = (Who::system("admin"), "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01");
+    let caller = telemetry::TraceContext::parse(trace).unwrap();
+    let annotation = |o: &Value| {
+        telemetry::TraceContext::parse(o["metadata"]["annotations"]["virtfold.io/traceparent"].as_str().unwrap())
+            .unwrap()
+    };
+    assert!(annotation(&world.make_vm("Halted").await).is_root(), "nobody's trace is a new one");
+    for (version, verb) in [("v1", "start"), ("v1alpha3", "stop")] {
+        let path = format!("/apis/subresources.kubevirt.io/{version}/namespaces/default/virtualmachines/a/{verb}");
+        assert_eq!(world.ask_in(&admin, trace, "PUT", &path, None).await.0, 202, "{verb}");
+        let context = annotation(&world.vm().await);
+        assert_eq!(context.trace_id, caller.trace_id, "{verb}");
+        assert_ne!(context.span_id, caller.span_id, "{verb} is a span of its own");
+    }
+    world.make_vmi(json!({})).await;
+    let pause = "/apis/subresources.kubevirt.io/v1alpha3/namespaces/default/virtualmachineinstances/a/pause";
+    assert_eq!(world.ask_in(&admin, trace, "PUT", pause, None).await.0, 200);
+    let context = world.seen.trace.lock().unwrap().unwrap();
+    assert_eq!(context.trace_id, caller.trace_id);
+    assert_ne!(context.span_id, caller.span_id);
+    // A trace that makes no sense is none.
+    assert_eq!(world.ask_in(&admin, "00-nonsense", "PUT", pause, None).await.0, 200);
+    assert!(world.seen.trace.lock().unwrap().unwrap().is_root());
+}

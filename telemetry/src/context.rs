@@ -16,12 +16,21 @@ pub struct TraceContext {
 }
 
 impl TraceContext {
-    /// A new trace with random ids.
+    /// A new trace with a random id. The span of its root is derived from it, so that everybody can tell a trace that
+    /// began here from one that a caller brought along.
     pub fn random() -> Self {
-        let (a, b) = (uuid::Uuid::new_v4(), uuid::Uuid::new_v4());
-        let mut span_id = [0; 8];
-        span_id.copy_from_slice(&b.as_bytes()[..8]);
-        Self { trace_id: *a.as_bytes(), span_id, sampled: true }
+        let trace_id = *uuid::Uuid::new_v4().as_bytes();
+        Self { trace_id, span_id: root(&trace_id), sampled: true }
+    }
+
+    /// Whether the trace began here: its span is the root. Otherwise it is the caller's span, which the caller emits.
+    pub fn is_root(self) -> bool {
+        self.span_id == root(&self.trace_id)
+    }
+
+    /// The context of an operation: the root of a trace that began here, a span below the caller's otherwise.
+    pub fn operation(self, cell: &str, operation: &str) -> Self {
+        if self.is_root() { self } else { self.child(span_id(&self.trace_id, cell, operation, "")) }
     }
 
     /// Reads the text form; `None` where it is malformed or all zero.
@@ -64,6 +73,10 @@ pub fn span_id(trace_id: &[u8; 16], cell: &str, operation: &str, step: &str) -> 
         id[7] = 1;
     }
     id
+}
+
+fn root(trace_id: &[u8; 16]) -> [u8; 8] {
+    span_id(trace_id, "", "", "")
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -24,13 +24,13 @@ static DROPPED: AtomicU64 = AtomicU64::new(0);
 /// A finished step of an operation on one cell.
 #[derive(Debug, Clone)]
 pub struct Step<'a> {
-    /// The operation's context: its trace, and the span under which top-level steps hang.
+    /// The context that the operation began with: its own root, or the span of a caller under which it hangs.
     pub context: TraceContext,
     /// UID of the VM or VMI.
     pub cell: &'a str,
     /// `start`, `stop`, ...
     pub operation: &'a str,
-    /// Name of the step; also the span's name. `None` is the operation itself: the root, whose span id is the context's.
+    /// Name of the step; also the span's name. `None` is the operation itself.
     pub step: Option<&'a str>,
     /// The step that this one belongs to; `None` hangs it under the operation itself.
     pub parent: Option<&'a str>,
@@ -62,9 +62,10 @@ pub fn steps_dropped() -> u64 {
 fn span(step: Step<'_>) -> SpanData {
     let c = step.context;
     let derived = |name: &str| SpanId::from_bytes(context::span_id(&c.trace_id, step.cell, step.operation, name));
-    let operation = SpanId::from_bytes(c.span_id);
+    let operation = SpanId::from_bytes(c.operation(step.cell, step.operation).span_id);
     let (id, parent) = match step.step {
-        None => (operation, SpanId::INVALID),
+        None if c.is_root() => (operation, SpanId::INVALID),
+        None => (operation, SpanId::from_bytes(c.span_id)),
         Some(name) => (derived(name), step.parent.map_or(operation, derived)),
     };
     let name = step.step.unwrap_or(step.operation).to_owned();
@@ -82,7 +83,7 @@ fn span(step: Step<'_>) -> SpanData {
             TraceState::default(),
         ),
         parent_span_id: parent,
-        parent_span_is_remote: false,
+        parent_span_is_remote: step.step.is_none() && !c.is_root(),
         span_kind: SpanKind::Internal,
         name: name.into(),
         start_time: step.start,
@@ -153,5 +154,16 @@ mod tests {
         assert_eq!(a.parent_span_id, root.span_context.span_id());
         assert_eq!(b.parent_span_id, a.span_context.span_id());
         assert_eq!(a.span_context, span(step(c, Some("schedule"), None)).span_context);
+    }
+
+    #[test]
+    fn an_operation_of_a_caller_hangs_under_the_callers_span() {
+        let caller = TraceContext::random().child([7; 8]);
+        let own = span(step(caller, None, None));
+        assert_eq!(own.parent_span_id, SpanId::from_bytes([7; 8]));
+        assert_ne!(own.span_context.span_id(), SpanId::from_bytes([7; 8]));
+        let a = span(step(caller, Some("schedule"), None));
+        assert_eq!(a.parent_span_id, own.span_context.span_id());
+        assert_eq!(a.span_context.trace_id(), TraceId::from_bytes(caller.trace_id));
     }
 }

@@ -33,7 +33,9 @@ pub fn install(server: &ApiServer, dial: &Dial, tls: Tls) {
     });
     let gate = Arc::new(Gate(gateway));
     server.add_admission(gate.clone());
-    server.add_aggregated(api::names::SUBRESOURCE_GROUP, "v1", gate);
+    for version in gateway::VERSIONS {
+        server.add_aggregated(api::names::SUBRESOURCE_GROUP, version, gate.clone());
+    }
 }
 
 impl Admission for Gate {
@@ -55,7 +57,7 @@ impl Admission for Gate {
                 user: gateway::User { name: request.user.name.clone(), groups: request.user.groups.clone() },
                 object: request.object.clone(),
                 old_object: (!request.old_object.is_null()).then(|| request.old_object.clone()),
-                traceparent: None,
+                traceparent: request.traceparent.clone(),
             };
             match self.0.admit(input) {
                 Ok(output) => Ok(AdmissionResponse {

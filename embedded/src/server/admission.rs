@@ -5,6 +5,7 @@ use std::sync::{Arc, PoisonError};
 use futures::future::BoxFuture;
 use serde_json::{Value, json};
 
+use super::request::Call;
 use super::{Inner, storage_status};
 use crate::auth::User;
 use crate::semantics::value::{child, default, deleting, items, name, namespace, object, text};
@@ -48,6 +49,30 @@ pub struct AdmissionRequest {
     pub user: User,
     /// Nothing will be stored.
     pub dry_run: bool,
+    /// The trace that the request belongs to, as its `traceparent` header says.
+    pub traceparent: Option<String>,
+}
+
+impl AdmissionRequest {
+    /// The question about a write that `call` asks for. Of a deletion `object` is null, of a creation `old`.
+    pub(super) fn new(resource: &Resource, call: &Call, operation: Operation, object: Value, old: Value) -> Self {
+        let about = if object.is_null() { &old } else { &object };
+        Self {
+            operation,
+            group: resource.group.clone(),
+            version: resource.version.clone(),
+            resource: resource.plural.clone(),
+            kind: resource.kind.clone(),
+            subresource: call.target.subresource.clone(),
+            namespace: if resource.namespaced { namespace(about).to_owned() } else { String::new() },
+            name: name(about).to_owned(),
+            user: call.user.clone(),
+            dry_run: false,
+            traceparent: call.headers.get("traceparent").and_then(|v| v.to_str().ok()).map(str::to_owned),
+            object,
+            old_object: old,
+        }
+    }
 }
 
 /// What a plugin says when it does not refuse.

@@ -73,20 +73,8 @@ impl Inner {
             let old = convert::read(resource, &kv.value, kv.revision)?;
             let decision = write::delete(resource, &old, options, &moment())?;
             if subresource.is_empty() {
-                let request = AdmissionRequest {
-                    operation: Operation::Delete,
-                    group: resource.group.clone(),
-                    version: resource.version.clone(),
-                    resource: resource.plural.clone(),
-                    kind: resource.kind.clone(),
-                    subresource: String::new(),
-                    namespace: namespace(&old).to_owned(),
-                    name: n.to_owned(),
-                    object: Value::Null,
-                    old_object: old.clone(),
-                    user: call.user.clone(),
-                    dry_run: options.dry_run,
-                };
+                let mut request = AdmissionRequest::new(resource, call, Operation::Delete, Value::Null, old.clone());
+                request.dry_run = options.dry_run;
                 self.admit(resource, request).await?;
             }
             let (mut object, bytes) = match decision {

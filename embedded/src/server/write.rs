@@ -359,20 +359,6 @@ pub(super) fn admission_request(
     object: Value,
     old: Value,
 ) -> AdmissionRequest {
-    let r = writing.resource;
-    let about = if object.is_null() { &old } else { &object };
-    AdmissionRequest {
-        operation,
-        group: r.group.clone(),
-        version: r.version.clone(),
-        resource: r.plural.clone(),
-        kind: r.kind.clone(),
-        subresource: writing.call.target.subresource.clone(),
-        namespace: if r.namespaced { value::namespace(about).to_owned() } else { String::new() },
-        name: name(about).to_owned(),
-        user: writing.call.user.clone(),
-        dry_run: writing.dry_run,
-        object,
-        old_object: old,
-    }
+    let request = AdmissionRequest::new(writing.resource, writing.call, operation, object, old);
+    AdmissionRequest { dry_run: writing.dry_run, ..request }
 }

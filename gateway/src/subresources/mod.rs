@@ -8,6 +8,7 @@ mod vm;
 mod vmi;
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use axum::body::{Body, Bytes};
 use axum::response::{IntoResponse, Response};
@@ -19,8 +20,8 @@ use crate::admission::User;
 use crate::status::Status;
 use crate::{Authorization, Inner, kubernetes, limits};
 
-/// Versions of the API; they are the same.
-const VERSIONS: [&str; 2] = ["v1", "v1alpha3"];
+/// Versions of the aggregated API, the preferred one first; they are the same.
+pub const VERSIONS: [&str; 2] = ["v1", "v1alpha3"];
 
 impl IntoResponse for Status {
     fn into_response(self) -> Response {
@@ -86,6 +87,7 @@ async fn answer(inner: &Inner, request: Request<Body>) -> Result<Response, Statu
             if !rest.is_empty() =>
         {
             let query = parts.uri.query().unwrap_or_default().to_owned();
+            let span = Span::begin(&parts, rest[0]);
             let asked = Asked {
                 inner,
                 method: parts.method.clone(),
@@ -94,10 +96,17 @@ async fn answer(inner: &Inner, request: Request<Body>) -> Result<Response, Statu
                 name,
                 rest,
                 query: &query,
-                traceparent: traceparent(&parts),
+                traceparent: span.context.operation(&span.id, &span.operation).to_string(),
             };
-            authorize(&asked, &parts).await?;
-            object(&asked, &mut parts, body).await
+            let answer = async {
+                authorize(&asked, &parts).await?;
+                object(&asked, &mut parts, body).await
+            };
+            // What is changed on the way belongs to the caller's trace; without one it is an operation of its own.
+            let caller = (!span.context.is_root()).then(|| asked.traceparent.clone());
+            let answer = kubernetes::CALLER.scope(caller, answer).await;
+            span.end(&asked, answer.as_ref().err());
+            answer
         }
         _ => Err(not_found()),
     }
@@ -220,9 +229,42 @@ fn dry_run(options: &Value) -> Result<bool, Status> {
     }
 }
 
-fn traceparent(parts: &Parts) -> String {
-    let given = parts.headers.get("traceparent").and_then(|v| v.to_str().ok()).and_then(telemetry::TraceContext::parse);
-    given.unwrap_or_else(telemetry::TraceContext::random).to_string()
+/// One request as a span: below the caller's where the request names one, else a trace of its own.
+struct Span {
+    context: telemetry::TraceContext,
+    id: String,
+    operation: String,
+    start: SystemTime,
+}
+
+impl Span {
+    fn begin(parts: &Parts, operation: &str) -> Self {
+        let header = parts.headers.get("traceparent").and_then(|v| v.to_str().ok());
+        Self {
+            context: header.and_then(telemetry::TraceContext::parse).unwrap_or_else(telemetry::TraceContext::random),
+            id: uuid::Uuid::new_v4().to_string(),
+            operation: operation.to_owned(),
+            start: SystemTime::now(),
+        }
+    }
+
+    fn end(self, asked: &Asked<'_>, refused: Option<&Status>) {
+        telemetry::emit(telemetry::Step {
+            context: self.context,
+            cell: &self.id,
+            operation: &self.operation,
+            step: None,
+            parent: None,
+            start: self.start,
+            end: SystemTime::now(),
+            attributes: vec![
+                ("k8s.namespace.name", asked.namespace.to_owned()),
+                ("kubevirt.resource", asked.resource.to_owned()),
+                ("kubevirt.vm.name", asked.name.to_owned()),
+            ],
+            error: refused.map(|s| s.reason.clone()),
+        });
+    }
 }
 
 fn user(parts: &Parts) -> User {
