@@ -264,6 +264,9 @@ pub struct Verb {
 /// `virtfold crds`.
 #[derive(Debug, Clone, Args)]
 pub struct Crds {
+    /// The namespace and the roles of virtfold's parts, too
+    #[arg(long)]
+    pub roles: bool,
     /// How to print
     #[arg(short, long, value_enum, default_value = "yaml")]
     pub output: Output,

@@ -27,7 +27,7 @@ pub fn run(command: Command) -> anyhow::Result<u8> {
             Command::Unpause(options) => verbs::instance(options, "unpause", "unpaused").await,
             Command::Reset(options) => verbs::instance(options, "reset", "reset").await,
             Command::SoftReboot(options) => verbs::instance(options, "softreboot", "asked to reboot").await,
-            Command::Crds(options) => output::definitions(options.output),
+            Command::Crds(options) => output::definitions(&options),
             Command::Version(options) => version::run(options).await,
             other => anyhow::bail!("{other:?} is not a command of users"),
         }

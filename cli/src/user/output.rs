@@ -4,7 +4,7 @@ use std::io::{IsTerminal, Write};
 
 use serde_json::Value;
 
-use crate::args::Output;
+use crate::args::{Crds, Output};
 
 /// Prints values as JSON or YAML documents.
 pub fn print(values: &[Value], output: Output) -> anyhow::Result<()> {
@@ -24,8 +24,12 @@ pub fn print(values: &[Value], output: Output) -> anyhow::Result<()> {
 }
 
 /// `virtfold crds`.
-pub fn definitions(output: Output) -> anyhow::Result<u8> {
-    print(&api::crd::all(), output)?;
+pub fn definitions(options: &Crds) -> anyhow::Result<u8> {
+    let mut objects = api::crd::all();
+    if options.roles {
+        objects.extend(embedded::cluster::bootstrap::roles());
+    }
+    print(&objects, options.output)?;
     Ok(0)
 }
 

@@ -194,6 +194,13 @@ pub fn objects() -> Vec<Value> {
     objects
 }
 
+/// What a Kubernetes that is somewhere else needs beside the definitions: the namespace and the roles of the parts.
+#[must_use]
+pub fn roles() -> Vec<Value> {
+    // Its API services and storage classes are its own.
+    objects().into_iter().filter(|o| !matches!(o["kind"].as_str(), Some("APIService" | "StorageClass"))).collect()
+}
+
 /// The path of an object. Only kinds that are written here.
 fn path(object: &Value) -> String {
     let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
