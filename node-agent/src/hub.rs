@@ -38,7 +38,6 @@ pub(crate) struct Opened {
 }
 
 /// What a verb or a stream needs of a pod.
-#[derive(Debug)]
 pub(crate) struct Route {
     pub client: Option<Client>,
     pub share: std::path::PathBuf,
@@ -48,7 +47,6 @@ pub(crate) struct Route {
 pub(crate) type Routed = Result<Route, VerbReply>;
 
 /// What the hub is told.
-#[derive(Debug)]
 pub(crate) enum Msg {
     Opened(Opened, oneshot::Sender<()>),
     Down(u64, ControllerMessage),
@@ -299,10 +297,11 @@ impl Hub {
         if !facts.running || slot.link.as_ref().is_some_and(|l| !l.is_finished()) {
             return;
         }
-        let (share, running, uid) = (facts.share_dir.clone(), slot.running.clone(), pod.clone());
+        let (facts, running, uid) = (facts.clone(), slot.running.clone(), pod.clone());
+        let launchers = self.shared.launchers.clone();
         let (events, mut heard) = mpsc::channel(16);
         let task = tokio::spawn(async move {
-            let _follow = AbortOnDropHandle::new(tokio::spawn(link::follow(share, running, events)));
+            let _follow = AbortOnDropHandle::new(tokio::spawn(link::follow(launchers, facts, running, events)));
             while let Some(event) = heard.recv().await {
                 if links.send((uid.clone(), event)).await.is_err() {
                     return;

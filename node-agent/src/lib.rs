@@ -16,6 +16,7 @@
 
 mod api;
 mod hub;
+mod launchers;
 mod limits;
 mod link;
 mod network;
@@ -41,6 +42,7 @@ use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
+pub use launchers::{Answer, Launcher, Launchers, Names, Prepared, Updates};
 pub use node::Accelerator;
 pub use pods::{PodFacts, PodSource};
 pub use server::{CONTROLLER, GATEWAY};
@@ -108,6 +110,7 @@ pub(crate) struct Shared {
     store: store::Store,
     pods: Arc<dyn PodSource>,
     accelerator: node::Accelerator,
+    launchers: Arc<dyn Launchers>,
     lease: (String, String),
     dns: Vec<String>,
     cluster_domain: String,
@@ -135,6 +138,14 @@ impl Shared {
 /// # Errors
 /// When its memory cannot be opened, or the server fails. Whatever else is missing is waited for.
 pub async fn run(config: Config) -> Result<(), Error> {
+    run_with(config, Arc::new(launchers::Sockets)).await
+}
+
+/// The same with other launchers than those in the pods' share folders.
+///
+/// # Errors
+/// As [`run`].
+pub async fn run_with(config: Config, launchers: Arc<dyn Launchers>) -> Result<(), Error> {
     let open = |source| Error::State { path: config.state_dir.clone(), source };
     let store = store::Store::open(&config.state_dir).map_err(open)?;
     let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map_err(Error::BootId)?.trim().to_owned();
@@ -150,6 +161,7 @@ pub async fn run(config: Config) -> Result<(), Error> {
         store,
         pods: config.pods,
         accelerator,
+        launchers,
         lease: config.lease,
         dns: config.dns.iter().map(ToString::to_string).collect(),
         cluster_domain: config.cluster_domain,

@@ -1,44 +1,46 @@
-//! The way to one launcher: finds its socket, asks who it is, follows its level, and begins again when it breaks.
+//! The way to one launcher: finds it, asks who it is, follows its level, and begins again when it breaks.
 //!
 //! The launcher may be slow, stopped, or no launcher at all: every wait has an end, and what is not gRPC is a failure like
 //! any other.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use hyper_util::rt::TokioIo;
-use proto::launcher::launcher_client::LauncherClient;
-use proto::launcher::{InfoReply, InfoRequest, Update, WatchRequest};
+use futures::StreamExt;
+use proto::launcher::{InfoReply, Update};
 use tokio::sync::mpsc;
-use tonic::transport::{Channel, Endpoint, Uri};
 
-use crate::limits;
+use crate::launchers::{Launcher, Launchers};
+use crate::{PodFacts, limits};
 
-/// A client of one launcher.
-pub(crate) type Client = LauncherClient<Channel>;
+/// A launcher that was reached.
+pub(crate) type Client = Arc<dyn Launcher>;
 
 /// What a link tells.
-#[derive(Debug)]
 pub(crate) enum LinkEvent {
     Connected { client: Client, info: Box<InfoReply> },
     Updated(Box<Update>),
     Lost,
 }
 
-/// Follows the launcher in `share` until the task is aborted, or the container has ended and the launcher is silent.
-pub(crate) async fn follow(share: PathBuf, running: Arc<AtomicBool>, events: mpsc::Sender<LinkEvent>) {
+/// Follows the launcher of `pod` until the task is aborted, or the container has ended and the launcher is silent.
+pub(crate) async fn follow(
+    launchers: Arc<dyn Launchers>,
+    pod: PodFacts,
+    running: Arc<AtomicBool>,
+    events: mpsc::Sender<LinkEvent>,
+) {
     let mut pause = limits::RETRY_FIRST;
     loop {
-        match session(&share, &events).await {
+        match session(&*launchers, &pod, &events).await {
             Ok(()) => pause = limits::RETRY_FIRST,
             Err(Broken::NobodyListens) => return,
             Err(Broken::Early(error)) => {
-                tracing::debug!(%error, share = %share.display(), "no launcher yet");
+                tracing::debug!(%error, pod = pod.pod_uid, "no launcher yet");
             }
             Err(Broken::Late(error)) => {
-                tracing::info!(%error, share = %share.display(), "the launcher stopped answering");
+                tracing::info!(%error, pod = pod.pod_uid, "the launcher stopped answering");
                 pause = limits::RETRY_FIRST;
                 if events.send(LinkEvent::Lost).await.is_err() {
                     return;
@@ -62,38 +64,22 @@ enum Broken {
     NobodyListens,
 }
 
-async fn session(share: &std::path::Path, events: &mpsc::Sender<LinkEvent>) -> Result<(), Broken> {
-    let early = |e: &dyn std::fmt::Display| Broken::Early(e.to_string());
-    let channel = connect(share).await.map_err(|e| early(&e))?;
-    let mut client = LauncherClient::new(channel);
-    let info = bounded(client.info(InfoRequest {})).await.map_err(|e| early(&e))?.into_inner();
-    let mut watch = bounded(client.watch(WatchRequest {})).await.map_err(|e| early(&e))?.into_inner();
+async fn session(launchers: &dyn Launchers, pod: &PodFacts, events: &mpsc::Sender<LinkEvent>) -> Result<(), Broken> {
+    let early = |e: tonic::Status| Broken::Early(e.to_string());
+    let client = launchers.connect(pod).await.map_err(Broken::Early)?;
+    let info = bounded(client.info()).await.map_err(early)?;
+    let mut watch = bounded(client.watch()).await.map_err(early)?;
     let connected = LinkEvent::Connected { client, info: Box::new(info) };
     events.send(connected).await.map_err(|_| Broken::NobodyListens)?;
     loop {
-        match watch.message().await {
-            Ok(Some(update)) => {
+        match watch.next().await {
+            Some(Ok(update)) => {
                 events.send(LinkEvent::Updated(Box::new(update))).await.map_err(|_| Broken::NobodyListens)?;
             }
-            Ok(None) => return Err(Broken::Late("the stream ended".into())),
-            Err(status) => return Err(Broken::Late(status.to_string())),
+            None => return Err(Broken::Late("the stream ended".into())),
+            Some(Err(status)) => return Err(Broken::Late(status.to_string())),
         }
     }
-}
-
-async fn connect(share: &std::path::Path) -> Result<Channel, tonic::transport::Error> {
-    let share = share.to_owned();
-    let connector = tower::service_fn(move |_: Uri| {
-        let share = share.clone();
-        async move { crate::sock::connect(&share, "launcher.sock").await.map(TokioIo::new) }
-    });
-    Endpoint::from_static("http://launcher")
-        .connect_timeout(limits::LAUNCHER)
-        .http2_keep_alive_interval(limits::KEEPALIVE)
-        .keep_alive_timeout(limits::KEEPALIVE)
-        .keep_alive_while_idle(true)
-        .connect_with_connector(connector)
-        .await
 }
 
 async fn bounded<T>(call: impl Future<Output = Result<T, tonic::Status>>) -> Result<T, tonic::Status> {

@@ -187,7 +187,7 @@ impl NodeAgent for Service {
         let refuse = |reason: &str, message: String| {
             Ok(Response::new(VerbReply { ok: false, reason: reason.into(), message, body: Default::default() }))
         };
-        let mut client = match self.route(&verb.vmi_uid, &verb.pod_uid).await? {
+        let client = match self.route(&verb.vmi_uid, &verb.pod_uid).await? {
             Ok(route) => match route.client {
                 Some(client) => client,
                 None => return refuse("not-ready", "the launcher does not answer".into()),
@@ -203,7 +203,7 @@ impl NodeAgent for Service {
         tracing::info!(verb = verb.verb, id = verb.id, pod = verb.pod_uid, traceparent = verb.traceparent, "verb");
         // At most once is the launcher's: it remembers the id. Not answered is not done, as far as anybody knows.
         match link::within(left, client.verb(verb)).await {
-            Ok(reply) => Ok(reply),
+            Ok(reply) => Ok(Response::new(reply)),
             // The way to it broke: it is found again, or found to be over, in a moment.
             Err(status) if status.code() == tonic::Code::Unavailable => {
                 refuse("not-ready", format!("the launcher did not answer: {}", status.message()))

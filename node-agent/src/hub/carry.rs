@@ -4,14 +4,14 @@ use std::time::SystemTime;
 
 use proto::agent::agent_message;
 use proto::convert;
-use proto::launcher::{InfoRequest, NodeFacts, Order};
+use proto::launcher::{NodeFacts, Order};
 use state::agent::{Command, Confirmed, Input};
 use state::domain::{InstructKind, RefusalReason};
 use state::{Epoch, PodUid, ResourceVersion, domain::Instruction};
 
 use super::{Hub, Msg};
+use crate::launchers::Names;
 use crate::link::within;
-use crate::network::{self, Place};
 use crate::{api, limits};
 
 impl Hub {
@@ -95,28 +95,20 @@ impl Hub {
             ));
         };
         let (uid, back) = (pod.clone(), self.back.clone());
-        let (dns, search) = (self.shared.dns.clone(), self.shared.search_domain(&facts.namespace));
+        let names = Names { servers: self.shared.dns.clone(), search: self.shared.search_domain(&facts.namespace) };
+        let launchers = self.shared.launchers.clone();
         let step = Step::new(slot.traceparent.clone(), &facts.vmi_uid, "prepare-network");
         tokio::spawn(async move {
             let make = async {
-                let Some(card) = network::card(&raw).map_err(|e| (e.reason(), e.to_string()))? else { return Ok(None) };
                 // A launcher that has started owns the tap; it must not be taken from it.
-                if let Some(mut client) = client {
-                    let info = within(limits::LAUNCHER, client.info(InfoRequest {})).await;
-                    let info =
-                        info.map_err(|s| (RefusalReason::Failed, format!("asking the launcher: {s}")))?.into_inner();
+                if let Some(client) = client {
+                    let info = within(limits::LAUNCHER, client.info()).await;
+                    let info = info.map_err(|s| (RefusalReason::Failed, format!("asking the launcher: {s}")))?;
                     if info.domain.is_some_and(|d| d.state() != proto::agent::DomainState::Absent) {
                         return Ok(None);
                     }
                 }
-                let place = Place { netns: facts.netns, share: facts.share_dir, ips: facts.ips, dns, search };
-                match tokio::time::timeout(limits::NETWORK, network::prepare(card, place)).await {
-                    Ok(made) => made.map(Some).map_err(|e| (e.reason(), with_sources(&e))),
-                    Err(_) => Err((
-                        RefusalReason::Failed,
-                        format!("the pod's network was not ready within {:?}", limits::NETWORK),
-                    )),
-                }
+                launchers.network(facts, raw, names).await
             };
             let made = make.await;
             step.end(made.as_ref().err().map(|(_, m)| m.as_str()));
@@ -135,7 +127,7 @@ impl Hub {
     fn execute(&self, pod: &PodUid, epoch: Epoch, instruction: Instruction, vmi_rv: ResourceVersion) {
         let lost = |id| Msg::Back(pod.clone(), Input::LauncherAcked { id, result: None });
         let Some(slot) = self.slots.get(pod) else { return };
-        let Some(mut client) = slot.client.clone() else { return self.back_later(lost(instruction.id)) };
+        let Some(client) = slot.client.clone() else { return self.back_later(lost(instruction.id)) };
         let vmi = slot.raw.as_ref().filter(|(rv, _)| *rv == vmi_rv).map(|(_, raw)| raw.clone()).unwrap_or_default();
         let start = instruction.kind == InstructKind::Start;
         let facts = start.then(|| NodeFacts {
@@ -152,7 +144,7 @@ impl Hub {
         tokio::spawn(async move {
             let order = Order { instruct: Some(instruct), facts };
             let result = match within(limits::EXECUTE, client.execute(order)).await {
-                Ok(ack) => Some(ack.into_inner()).filter(|a| a.result.is_some()).map(Into::into),
+                Ok(ack) => Some(ack).filter(|a| a.result.is_some()).map(Into::into),
                 Err(status) => {
                     tracing::warn!(pod = %uid, id = %instruction.id, %status, "the launcher did not answer an instruction");
                     None
@@ -187,16 +179,6 @@ impl Hub {
             let _ = back.send(Msg::Back(uid, Input::UnpausedWritten { unpaused, done: written.is_ok() })).await;
         });
     }
-}
-
-fn with_sources(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(s) = source {
-        text += &format!(": {s}");
-        source = s.source();
-    }
-    text
 }
 
 /// A step of the operation that an instruction belongs to.
