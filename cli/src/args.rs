@@ -99,6 +99,9 @@ pub struct Up {
     /// Emulate the processors of guests even where hardware could run them
     #[arg(long)]
     pub use_emulation: bool,
+    /// How much of the journals is kept
+    #[command(flatten)]
+    pub journal: crate::journal::Bounds,
 }
 
 fn pair(text: &str) -> Result<(String, String), String> {
@@ -319,6 +322,9 @@ pub struct Controller {
     /// Folder of the journal; without it nothing is recorded
     #[arg(long, value_name = "DIR")]
     pub journal: Option<PathBuf>,
+    /// How much of it is kept
+    #[command(flatten)]
+    pub bounds: crate::journal::Bounds,
     /// Send traces to this OTLP/gRPC collector
     #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
     pub otlp_endpoint: Option<String>,

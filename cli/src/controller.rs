@@ -31,7 +31,7 @@ async fn serve(options: &Controller) -> anyhow::Result<()> {
         dial: direct(),
         tls: identity(&options.tls)?,
         lease: reconcilers::LeaseConfig { namespace: options.namespace.clone(), ..Default::default() },
-        journal: options.journal.clone(),
+        journal: options.journal.clone().map(|dir| options.bounds.config(dir, "controller")),
         cluster: state::vm::ClusterConfig::default(),
         stop,
     })

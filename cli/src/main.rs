@@ -3,6 +3,7 @@
 mod args;
 mod component;
 mod controller;
+mod journal;
 mod launcher;
 mod node_agent;
 mod up;

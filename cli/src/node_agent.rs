@@ -128,6 +128,7 @@ async fn serve(config: AgentConfig, outside: File) -> anyhow::Result<()> {
         lease: (lease.namespace, lease.name),
         dns: name_servers(),
         cluster_domain: String::new(),
+        journal: Some(config.journal.config(layout.data("journal").join(&node.name), "node-agent")),
         shutdown: stop.clone(),
     });
     tracing::info!(node = node.name, pid = std::process::id(), "node agent runs");

@@ -13,7 +13,8 @@ use proto::agent::{AgentMessage, ControllerMessage, Inventory, VerbReply, agent_
 use proto::convert;
 use proto::launcher::{NicFacts, update};
 use state::agent::{Agent, Command, Confirmed, Input, VmiFacts};
-use state::{Epoch, Event, Machine, NodeName, PodUid, ResourceVersion, Timestamp, VmiUid};
+use state::{Epoch, Event, NodeName, PodUid, ResourceVersion, Timestamp, VmiUid};
+use telemetry::journal::Journal;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
@@ -81,6 +82,14 @@ struct Slot {
     wake: Option<Timestamp>,
 }
 
+impl Slot {
+    /// A step of the cell, which goes into the journal.
+    fn step(&mut self, journal: &mut Journal, pod: &PodUid, event: &Event<Input>) -> Vec<Command> {
+        let traceparent = Some(self.traceparent.as_str()).filter(|t| !t.is_empty());
+        journal.step(pod.as_str(), traceparent, &mut self.cell, event)
+    }
+}
+
 impl Drop for Slot {
     fn drop(&mut self) {
         if let Some(link) = &self.link {
@@ -91,6 +100,7 @@ impl Drop for Slot {
 
 pub(crate) struct Hub {
     shared: Arc<Shared>,
+    journal: Journal,
     clock: Clock,
     slots: BTreeMap<PodUid, Slot>,
     /// What the watch shows.
@@ -106,10 +116,11 @@ pub(crate) struct Hub {
 }
 
 impl Hub {
-    pub fn new(shared: Arc<Shared>, back: mpsc::Sender<Msg>) -> Self {
+    pub fn new(shared: Arc<Shared>, journal: Journal, back: mpsc::Sender<Msg>) -> Self {
         let (links, linked) = mpsc::channel(limits::HUB);
         let mut hub = Self {
             shared,
+            journal,
             clock: Clock::start(),
             slots: BTreeMap::new(),
             vmis: HashMap::new(),
@@ -141,7 +152,7 @@ impl Hub {
     fn step_later(&mut self, pod: &PodUid, input: Input) {
         let at = self.clock.now();
         if let Some(slot) = self.slots.get_mut(pod) {
-            let commands = slot.cell.step(&Event::new(at, input));
+            let commands = slot.step(&mut self.journal, pod, &Event::new(at, input));
             for c in commands {
                 if let Command::Wake { at } = c {
                     slot.wake = Some(at);
@@ -213,7 +224,7 @@ impl Hub {
         let Some(slot) = self.slots.get_mut(pod) else { return };
         let quiet = matches!(input, Input::Elapsed);
         tracing::trace!(%pod, ?input, "event");
-        let commands = slot.cell.step(&Event::new(at, input));
+        let commands = slot.step(&mut self.journal, pod, &Event::new(at, input));
         if !commands.is_empty() && !quiet {
             tracing::debug!(%pod, commands = ?commands.iter().map(name_of).collect::<Vec<_>>(), "decided");
         }
@@ -226,7 +237,7 @@ impl Hub {
     async fn step_vmi(&mut self, pod: &PodUid, vmi: &Vmi, input: Input) {
         let at = self.clock.now();
         let Some(slot) = self.slots.get_mut(pod) else { return };
-        let commands = slot.cell.step(&Event::new(at, input));
+        let commands = slot.step(&mut self.journal, pod, &Event::new(at, input));
         keep_raw(slot, vmi);
         for command in commands {
             self.carry_out(pod, command).await;
@@ -460,7 +471,8 @@ impl Hub {
         let at = self.clock.now();
         let mut commands = Vec::new();
         for (pod, slot) in &mut self.slots {
-            let follow = slot.cell.step(&Event::new(at, Input::SessionOpened { session, epoch }));
+            let event = Event::new(at, Input::SessionOpened { session, epoch });
+            let follow = slot.step(&mut self.journal, pod, &event);
             commands.extend(follow.into_iter().map(|c| (pod.clone(), c)));
         }
         // What the cells believe to have been told is in here, so this goes first.

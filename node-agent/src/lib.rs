@@ -35,6 +35,7 @@ use std::sync::Arc;
 use futures::future::BoxFuture;
 use proto::agent::node_agent_server::NodeAgentServer;
 use proto::transport::Tls;
+use telemetry::journal::Journal;
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio_stream::StreamExt;
@@ -74,6 +75,8 @@ pub struct Config {
     pub dns: Vec<Ipv4Addr>,
     /// The cluster's domain (`cluster.local`), where names are resolved in one; else empty.
     pub cluster_domain: String,
+    /// Where the journal goes, and how much of it is kept; `None` for no journal.
+    pub journal: Option<telemetry::journal::Config>,
     /// Ends the agent. Guests go on.
     pub shutdown: CancellationToken,
 }
@@ -170,7 +173,8 @@ pub async fn run_with(config: Config, launchers: Arc<dyn Launchers>) -> Result<(
     });
     let (to_hub, msgs) = mpsc::channel(limits::HUB);
     let (to_news, news) = mpsc::channel(limits::HUB);
-    let hub = hub::Hub::new(shared.clone(), to_hub.clone());
+    let journal = Journal::open(config.journal, &shared.instance, None);
+    let hub = hub::Hub::new(shared.clone(), journal, to_hub.clone());
     let _tasks = [
         AbortOnDropHandle::new(tokio::spawn(hub.run(msgs, news))),
         AbortOnDropHandle::new(tokio::spawn(api::follow(config.client, config.node_name.clone(), to_news))),

@@ -12,8 +12,9 @@ use crate::{
 use dashmap::DashMap;
 use proto::agent::{self, agent_message, controller_message};
 use state::{
-    Epoch, Event, Key, Machine, NodeName, PodUid, ResourceVersion, Timestamp,
+    Epoch, Event, Key, NodeName, PodUid, ResourceVersion, Timestamp,
     domain::{AckResult, Domain, Outcome},
+    journal::CellKind,
     node,
     object::{CommandId, Kind, ObjectRef, Settled},
     observe::{ClaimView, NodeView, Object},
@@ -25,6 +26,7 @@ use std::{
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
+use telemetry::journal::Journal;
 use tokio::{sync::mpsc, time::Instant};
 
 /// Answers that may wait for the driver.
@@ -95,7 +97,7 @@ pub struct Parts {
     /// Our epoch.
     pub epoch: Epoch,
     /// Where steps are recorded.
-    pub journal: crate::journal::Journal,
+    pub journal: Journal,
 }
 
 /// The driver of all cells.
@@ -246,15 +248,13 @@ impl Driver {
             }
             let mut cell = VmCell { machine: Vm::new(key.clone()), interests: BTreeSet::new() };
             let configured = Event::new(at, Input::Configured(Fact::Cluster(self.parts.config.clone())));
-            let commands = cell.machine.step(&configured);
-            self.parts.journal.vm(&key, &configured, &commands);
+            let commands = self.parts.journal.step(&key.to_string(), None, &mut cell.machine, &configured);
             self.vms.insert(key.clone(), cell);
             self.carry_out(&key, commands);
         }
         let Some(cell) = self.vms.get_mut(&key) else { return };
         let event = Event::new(at, input);
-        let commands = cell.machine.step(&event);
-        self.parts.journal.vm(&key, &event, &commands);
+        let commands = self.parts.journal.step(&key.to_string(), None, &mut cell.machine, &event);
         for step in cell.machine.take_steps() {
             emit(&key, &step);
         }
@@ -267,6 +267,7 @@ impl Driver {
         self.carry_out(&key, commands);
         if empty {
             self.vms.remove(&key);
+            self.parts.journal.forget(CellKind::Vm, &key.to_string());
             self.disarm(&CellId::Vm(key));
         }
     }
@@ -394,8 +395,7 @@ impl Driver {
             outcomes: BTreeMap::new(),
         });
         let event = Event::new(at, input);
-        let commands = cell.machine.step(&event);
-        self.parts.journal.node(&name, &event, &commands);
+        let commands = self.parts.journal.step(name.as_str(), None, &mut cell.machine, &event);
         let fact = cell.machine.fact();
         let changed = cell.told.as_ref() != Some(&fact);
         cell.told = Some(fact.clone());

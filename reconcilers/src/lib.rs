@@ -14,7 +14,6 @@ mod driver;
 mod events;
 mod executor;
 pub mod hub;
-mod journal;
 pub mod lease;
 mod session;
 mod sessions;
@@ -31,7 +30,8 @@ use state::{
     observe::{ClaimView, NodeView, PodView, VmView, VmiView},
     vm::ClusterConfig,
 };
-use std::{path::PathBuf, sync::Arc};
+use std::sync::Arc;
+use telemetry::journal::Journal;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -49,8 +49,8 @@ pub struct Config {
     pub tls: Tls,
     /// The Lease.
     pub lease: LeaseConfig,
-    /// Where the journal goes; `None` for no journal.
-    pub journal: Option<PathBuf>,
+    /// Where the journal goes, and how much of it is kept; `None` for no journal.
+    pub journal: Option<telemetry::journal::Config>,
     /// What rendering needs.
     pub cluster: ClusterConfig,
     /// Ends [`run`], giving the Lease up.
@@ -83,6 +83,7 @@ pub async fn run(config: Config) -> Result<(), Error> {
         () = config.stop.cancelled() => return Ok(()),
         l = lease::acquire(client, config.lease.clone(), instance.clone()) => l?,
     };
+    let journal = Journal::open(config.journal.clone(), instance.as_str(), Some(leadership.epoch));
     let (epoch, until) = (leadership.epoch, leadership.until.subscribe());
     tokio::select! {
         () = config.stop.cancelled() => {
@@ -112,7 +113,7 @@ pub async fn run(config: Config) -> Result<(), Error> {
         events: events::Events::new(client.clone()),
         config: config.cluster.clone(),
         epoch,
-        journal: journal::Journal::open(config.journal.as_deref()),
+        journal,
     };
     let result = tokio::select! {
         () = config.stop.cancelled() => Ok(()),

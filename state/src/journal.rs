@@ -1,22 +1,31 @@
-//! The journal's format: what machines saw and did, one record a step.
+//! The journal's format: what machines saw and did.
 //!
-//! A record is framed on its own: magic, length, checksum of the compressed bytes, zstd of JSON. A torn tail or a flipped
-//! bit costs the record that it hits; the reader looks for the next frame and says how many bytes it skipped. It is a
-//! recording for replay and explanation, never an input of a running system.
+//! A file is a sequence of **blocks**. A block is a header (magic, length, length of the contents, checksum of the body,
+//! checksum of the header) and a body: zstd of lines of JSON. The first line is the [`Head`]: who wrote it. Each other line
+//! is an [`Entry`]: one step of one cell. A torn tail or a flipped bit costs the block that it hits; the reader looks for
+//! the next header and says how many bytes it passed over. Blocks name their process and count, records count per cell,
+//! so that what is missing is known.
+//!
+//! The first record of a cell in a file (and after records were dropped) has the cell's whole state before the event, so
+//! that a replay can begin there. It is a recording for replay and explanation, never an input of a running system.
 //!
 //! Events and commands are projections and recipes, so values of Secrets, user data and the texts of validation errors are
 //! not in them to begin with.
 
-use crate::Event;
+use crate::{Epoch, Event, Machine, Timestamp, agent::Agent, node::Node, vm::Vm};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use std::collections::BTreeMap;
 
-/// Begins a frame.
-const MAGIC: [u8; 4] = *b"VFJ1";
-/// Magic, length, checksum.
-const HEADER: usize = 12;
-/// Longest record that is believed. A length beyond it is damage.
-const MAX_RECORD: usize = 8 << 20;
-/// zstd's own measure; higher costs time on every step.
+/// Version of the format: of the frames, and of what a line is. What events and commands are changes with the build.
+pub const SCHEMA: u32 = 2;
+
+/// Begins a block.
+const MAGIC: [u8; 4] = *b"VFJ2";
+/// Magic, length of the body, length of the contents, checksum of the body, checksum of what stands before.
+const HEADER: usize = 20;
+/// Longest contents of a block that are believed. A length beyond it is damage.
+const MAX_CONTENTS: usize = 64 << 20;
+/// zstd's own measure; higher costs time on every block.
 const LEVEL: i32 = 1;
 
 /// Kind of the cell that a record is of.
@@ -30,156 +39,334 @@ pub enum CellKind {
     Agent,
 }
 
+impl CellKind {
+    /// The word in lines and on command lines.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Vm => "Vm",
+            Self::Node => "Node",
+            Self::Agent => "Agent",
+        }
+    }
+}
+
+/// A machine whose steps are recorded.
+pub trait Recorded: Machine + Serialize + DeserializeOwned {
+    /// Its kind.
+    const KIND: CellKind;
+
+    /// Trace context (in text form) of the operation that runs, where the cell knows it.
+    fn traceparent(&self) -> Option<&str> {
+        None
+    }
+}
+
+impl Recorded for Vm {
+    const KIND: CellKind = CellKind::Vm;
+
+    fn traceparent(&self) -> Option<&str> {
+        self.traceparent()
+    }
+}
+
+impl Recorded for Node {
+    const KIND: CellKind = CellKind::Node;
+}
+
+impl Recorded for Agent {
+    const KIND: CellKind = CellKind::Agent;
+}
+
+/// Who wrote a block.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Head {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// Which build of the program.
+    pub build: String,
+    /// `controller`, `node-agent`.
+    pub component: String,
+    /// Random id of the process's life: of a leader, or of an agent.
+    pub process: String,
+    /// Epoch of a leader.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub epoch: Option<Epoch>,
+    /// Number of the file.
+    pub segment: u64,
+    /// Counts the blocks of this process from 1.
+    pub block: u64,
+    /// Records that were dropped since the block before, because the disk or the queue was full.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub lost: u64,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_zero(n: &u64) -> bool {
+    *n == 0
+}
+
 /// One step of one cell.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Record<I, C> {
-    /// Kind.
-    pub kind: CellKind,
-    /// `namespace/name`, a node's name, or a UID.
+#[serde(bound(serialize = "M: Recorded", deserialize = "M: Recorded"))]
+pub struct Record<M: Machine> {
+    /// `namespace/name`, a node's name, or a pod's UID.
     pub cell: String,
-    /// Counts the cell's steps from 1 since its process began.
+    /// Counts the steps of this cell in this process from 1.
     pub seq: u64,
+    /// The cell before the step: in the first record of a segment, of a cell, and after a gap.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<M>,
     /// What happened.
-    pub event: Event<I>,
+    pub event: Event<M::Input>,
     /// What followed.
-    pub commands: Vec<C>,
-    /// Trace that it belongs to.
+    pub commands: Vec<M::Command>,
+    /// W3C id of the trace that it belongs to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trace: Option<String>,
 }
 
-/// Why a record cannot be written.
+/// A record of any kind: `{"Vm": {...}}`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum Entry {
+    /// Of a VM or bare VMI.
+    Vm(Box<Record<Vm>>),
+    /// Of a Node.
+    Node(Box<Record<Node>>),
+    /// Of one VMI on one node.
+    Agent(Box<Record<Agent>>),
+}
+
+/// What is asked of all kinds of records.
+macro_rules! of_each {
+    ($entry:expr, $record:ident => $value:expr) => {
+        match $entry {
+            Entry::Vm($record) => $value,
+            Entry::Node($record) => $value,
+            Entry::Agent($record) => $value,
+        }
+    };
+}
+
+impl Entry {
+    /// Kind of the cell.
+    pub fn kind(&self) -> CellKind {
+        match self {
+            Self::Vm(_) => CellKind::Vm,
+            Self::Node(_) => CellKind::Node,
+            Self::Agent(_) => CellKind::Agent,
+        }
+    }
+
+    /// Name of the cell.
+    pub fn cell(&self) -> &str {
+        of_each!(self, r => &r.cell)
+    }
+
+    /// Number of the step.
+    pub fn seq(&self) -> u64 {
+        of_each!(self, r => r.seq)
+    }
+
+    /// When the event came.
+    pub fn at(&self) -> Timestamp {
+        of_each!(self, r => r.event.at)
+    }
+
+    /// Id of the trace.
+    pub fn trace(&self) -> Option<&str> {
+        of_each!(self, r => r.trace.as_deref())
+    }
+}
+
+/// Why a record or a block cannot be written.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// It does not become JSON.
     #[error("cannot encode a journal record")]
     Encode(#[from] serde_json::Error),
     /// It does not compress.
-    #[error("cannot compress a journal record")]
+    #[error("cannot compress a journal block")]
     Compress(#[from] std::io::Error),
     /// It is too long.
-    #[error("a journal record has {0} bytes, which is too long")]
+    #[error("a journal block has {0} bytes, which is too long")]
     TooLong(usize),
 }
 
-/// Frames a record.
-pub fn encode<T: Serialize>(record: &T) -> Result<Vec<u8>, Error> {
-    let body = zstd::bulk::compress(&serde_json::to_vec(record)?, LEVEL)?;
-    let len = u32::try_from(body.len()).ok().filter(|_| body.len() <= MAX_RECORD).ok_or(Error::TooLong(body.len()))?;
-    let mut out = Vec::with_capacity(HEADER + body.len());
-    out.extend(MAGIC);
-    out.extend(len.to_le_bytes());
-    out.extend(crc32fast::hash(&body).to_le_bytes());
-    out.extend(body);
-    Ok(out)
+/// Begins the line of a step: before the step, because the state is the one before it.
+pub fn begin_line<M: Recorded>(
+    line: &mut Vec<u8>,
+    cell: &str,
+    seq: u64,
+    state: Option<&M>,
+    event: &Event<M::Input>,
+) -> Result<(), Error> {
+    line.extend(b"{\"");
+    line.extend(M::KIND.name().as_bytes());
+    line.extend(b"\":{\"cell\":");
+    serde_json::to_writer(&mut *line, cell)?;
+    line.extend(b",\"seq\":");
+    serde_json::to_writer(&mut *line, &seq)?;
+    if let Some(state) = state {
+        line.extend(b",\"state\":");
+        serde_json::to_writer(&mut *line, state)?;
+    }
+    line.extend(b",\"event\":");
+    serde_json::to_writer(&mut *line, event)?;
+    Ok(())
 }
 
-/// What a journal file held.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Contents<T> {
-    /// Records that are whole.
-    pub records: Vec<T>,
-    /// Damage: (offset, bytes skipped).
-    pub damaged: Vec<(usize, usize)>,
+/// Ends the line that [`begin_line`] began.
+pub fn end_line<M: Recorded>(
+    line: &mut Vec<u8>,
+    commands: &[M::Command],
+    traceparent: Option<&str>,
+) -> Result<(), Error> {
+    line.extend(b",\"commands\":");
+    serde_json::to_writer(&mut *line, commands)?;
+    // 00-<trace id>-<span id>-<flags>
+    if let Some(trace) = traceparent.and_then(|t| t.split('-').nth(1)) {
+        line.extend(b",\"trace\":");
+        serde_json::to_writer(&mut *line, trace)?;
+    }
+    line.extend(b"}}\n");
+    Ok(())
 }
 
-/// Reads all frames of a file.
-pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Contents<T> {
-    let mut out = Contents { records: vec![], damaged: vec![] };
-    let mut at = 0;
-    let mut bad_from: Option<usize> = None;
-    while at < bytes.len() {
-        if let Some((record, next)) = frame(bytes, at) {
-            if let Some(from) = bad_from.take() {
-                out.damaged.push((from, at - from));
-            }
-            out.records.push(record);
-            at = next;
-            continue;
+/// Makes blocks; keeps the compressor's memory between them.
+pub struct Encoder(zstd::bulk::Compressor<'static>);
+
+impl Encoder {
+    /// An encoder.
+    pub fn new() -> Result<Self, Error> {
+        Ok(Self(zstd::bulk::Compressor::new(LEVEL)?))
+    }
+
+    /// A block of these lines (each of them ended by [`end_line`]).
+    pub fn block(&mut self, head: &Head, lines: &[u8]) -> Result<Vec<u8>, Error> {
+        let mut contents = serde_json::to_vec(head)?;
+        contents.push(b'\n');
+        contents.extend(lines);
+        if contents.len() > MAX_CONTENTS {
+            return Err(Error::TooLong(contents.len()));
         }
-        bad_from.get_or_insert(at);
-        // The next place where a frame could begin.
-        let rest = bytes.get(at + 1..).unwrap_or_default();
-        at = rest.windows(MAGIC.len()).position(|w| w == MAGIC).map_or(bytes.len(), |i| at + 1 + i);
+        let body = self.0.compress(&contents)?;
+        let word = |n: usize| u32::try_from(n).map(u32::to_le_bytes).map_err(|_| Error::TooLong(n));
+        let mut out = Vec::with_capacity(HEADER + body.len());
+        out.extend(MAGIC);
+        out.extend(word(body.len())?);
+        out.extend(word(contents.len())?);
+        out.extend(crc32fast::hash(&body).to_le_bytes());
+        out.extend(crc32fast::hash(&out).to_le_bytes());
+        out.extend(body);
+        Ok(out)
     }
-    if let Some(from) = bad_from {
-        out.damaged.push((from, bytes.len() - from));
-    }
-    out
 }
 
-fn frame<T: DeserializeOwned>(bytes: &[u8], at: usize) -> Option<(T, usize)> {
-    let head = bytes.get(at..at.checked_add(HEADER)?)?;
-    let word = |i: usize| head.get(i..i + 4).and_then(|b| <[u8; 4]>::try_from(b).ok()).map(u32::from_le_bytes);
-    if head.get(..4)? != MAGIC {
+/// What a reader finds in a file, in order.
+#[derive(Debug, Clone)]
+pub enum Piece {
+    /// A block that is whole.
+    Block(Block),
+    /// Bytes that are none.
+    Damage {
+        /// Where they begin.
+        offset: usize,
+        /// How many.
+        bytes: usize,
+    },
+}
+
+/// A block that is whole.
+#[derive(Debug, Clone)]
+pub struct Block {
+    /// Who wrote it.
+    pub head: Head,
+    lines: Vec<u8>,
+}
+
+/// A line that this build cannot read. The block's checksum was right, so it was written like that: by another build.
+#[derive(Debug, thiserror::Error)]
+#[error("record {seq:?} of {cell:?} is not one that this build knows")]
+pub struct Unreadable {
+    /// Cell, where that much can be read.
+    pub cell: Option<String>,
+    /// Number of the step.
+    pub seq: Option<u64>,
+    /// Why.
+    #[source]
+    pub source: serde_json::Error,
+}
+
+impl Block {
+    /// The records.
+    pub fn entries(&self) -> impl Iterator<Item = Result<Entry, Unreadable>> {
+        self.raw().map(|line| {
+            serde_json::from_slice(line).map_err(|source| {
+                #[derive(Deserialize)]
+                struct Name {
+                    cell: Option<String>,
+                    seq: Option<u64>,
+                }
+                let name = serde_json::from_slice::<BTreeMap<String, Name>>(line).ok();
+                let name = name.and_then(|m| m.into_values().next());
+                let (cell, seq) = name.map_or((None, None), |n| (n.cell, n.seq));
+                Unreadable { cell, seq, source }
+            })
+        })
+    }
+
+    /// The records as they stand there: a line of JSON each.
+    pub fn raw(&self) -> impl Iterator<Item = &[u8]> {
+        self.lines.split(|b| *b == b'\n').filter(|l| !l.is_empty())
+    }
+}
+
+/// Reads a file, or what is left of one.
+pub fn pieces(bytes: &[u8]) -> impl Iterator<Item = Piece> {
+    let mut at = 0;
+    // Found behind damage, and told after it.
+    let mut held = None;
+    std::iter::from_fn(move || {
+        if let Some(block) = held.take() {
+            return Some(Piece::Block(block));
+        }
+        let offset = at;
+        while at < bytes.len() {
+            if let Some((block, next)) = block(bytes, at) {
+                let bytes = at - offset;
+                at = next;
+                if bytes == 0 {
+                    return Some(Piece::Block(block));
+                }
+                held = Some(block);
+                return Some(Piece::Damage { offset, bytes });
+            }
+            // The next place where a block could begin.
+            let rest = bytes.get(at + 1..).unwrap_or_default();
+            at = rest.windows(MAGIC.len()).position(|w| w == MAGIC).map_or(bytes.len(), |i| at + 1 + i);
+        }
+        (at > offset).then_some(Piece::Damage { offset, bytes: at - offset })
+    })
+}
+
+fn block(bytes: &[u8], at: usize) -> Option<(Block, usize)> {
+    let header = bytes.get(at..at.checked_add(HEADER)?)?;
+    let word = |i: usize| header.get(i..i + 4).and_then(|b| <[u8; 4]>::try_from(b).ok()).map(u32::from_le_bytes);
+    if header.get(..4)? != MAGIC || crc32fast::hash(header.get(..16)?) != word(16)? {
         return None;
     }
-    let len = usize::try_from(word(4)?).ok().filter(|l| *l <= MAX_RECORD)?;
-    let end = at + HEADER + len;
+    let (len, contents) = (usize::try_from(word(4)?).ok()?, usize::try_from(word(8)?).ok()?);
+    let end = (at + HEADER).checked_add(len)?;
     let body = bytes.get(at + HEADER..end)?;
-    if crc32fast::hash(body) != word(8)? {
+    if contents > MAX_CONTENTS || crc32fast::hash(body) != word(12)? {
         return None;
     }
-    let json = zstd::bulk::decompress(body, MAX_RECORD).ok()?;
-    Some((serde_json::from_slice(&json).ok()?, end))
+    let mut lines = zstd::bulk::decompress(body, contents).ok()?;
+    let first = lines.iter().position(|b| *b == b'\n')?;
+    let head = serde_json::from_slice(lines.get(..first)?).ok()?;
+    lines.drain(..=first);
+    Some((Block { head, lines }, end))
 }
 
 #[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-    use crate::{
-        Timestamp,
-        vm::{Command, Input},
-    };
-
-    type R = Record<Input, Command>;
-
-    fn record(seq: u64) -> R {
-        Record {
-            kind: CellKind::Vm,
-            cell: "ns/web".into(),
-            seq,
-            event: Event::new(Timestamp(seq), Input::Elapsed),
-            commands: vec![Command::Wake { at: Timestamp(9) }],
-            trace: None,
-        }
-    }
-
-    #[test]
-    fn damage_costs_the_record_that_it_hits() {
-        let frames: Vec<Vec<u8>> = (1..=4).map(|i| encode(&record(i)).unwrap()).collect();
-        let whole = frames.concat();
-        assert_eq!(decode::<R>(&whole).records.len(), 4);
-        for bit in 0..whole.len() * 8 {
-            let mut hurt = whole.clone();
-            hurt[bit / 8] ^= 1 << (bit % 8);
-            let c = decode::<R>(&hurt);
-            assert_eq!(c.records.len(), 3, "bit {bit}");
-            assert_eq!(c.damaged.len(), 1, "bit {bit}");
-        }
-        for cut in 0..whole.len() {
-            let c = decode::<R>(&whole[..cut]);
-            let full = frames
-                .iter()
-                .scan(0, |n, f| {
-                    *n += f.len();
-                    Some(*n)
-                })
-                .filter(|n| *n <= cut)
-                .count();
-            assert_eq!(c.records.len(), full);
-        }
-    }
-
-    #[test]
-    fn records_of_the_first_version_can_be_read() {
-        // Golden: written by the first version. A change of names in events or commands breaks old journals.
-        let json = r#"{"kind":"Vm","cell":"ns/web","seq":7,"event":{"at":7,"input":"Elapsed"},"commands":[{"Wake":{"at":9}}]}"#;
-        assert_eq!(serde_json::to_string(&record(7)).unwrap(), json);
-        let hex = "56464a3163000000768af36828b52ffd2067d502002246141a704bd30118e197c6eab61613cbb6823014ee517c271e80aa2204edd09aa0af9b7544ae30337475f2524a984bfba04a0e0dee6b91e4b16ed65722032f81ae407519810d80ca3b42682e27c2fde481cc02010031c28402";
-        let bytes: Vec<u8> =
-            (0..hex.len() / 2).map(|i| u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).unwrap()).collect();
-        assert_eq!(decode::<R>(&bytes).records, [record(7)]);
-    }
-}
+mod tests;

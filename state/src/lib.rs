@@ -18,6 +18,7 @@ pub mod node;
 pub mod object;
 pub mod observe;
 pub mod render;
+pub mod replay;
 pub mod slot;
 pub mod time;
 pub mod trace;

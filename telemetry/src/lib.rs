@@ -1,4 +1,4 @@
-//! Traces, logs and the one place that knows how they leave a process.
+//! Traces, logs, journals and the one place that knows how they leave a process.
 //!
 //! A trace of virtfold is the journey of one operation (start, stop, ...) through several processes, some of which may die
 //! on the way. So spans are not opened and closed by whoever happens to run: a **step** is a fact with a beginning and an
@@ -8,6 +8,7 @@
 //! Without a collector a step costs one counter ([`steps_dropped`]).
 
 pub mod context;
+pub mod journal;
 pub mod logs;
 pub mod secret;
 pub mod steps;

@@ -40,7 +40,7 @@ impl Edge {
 const INSIDE: &[(&str, &[&str])] = &[
     ("api", &[]),
     ("proto", &["api", "state"]),
-    ("telemetry", &[]),
+    ("telemetry", &["state"]),
     ("state", &["api"]),
     ("launcher", &["api", "state", "proto", "telemetry"]),
     ("node-agent", &["api", "state", "proto", "telemetry"]),

@@ -48,6 +48,8 @@ pub struct AgentConfig {
     pub mirrors: Vec<(String, String)>,
     /// Collector of traces.
     pub otlp_endpoint: Option<String>,
+    /// How much of its journal is kept.
+    pub journal: crate::journal::Bounds,
     /// Never use KVM.
     pub use_emulation: bool,
     /// Filter of its log.

@@ -307,7 +307,7 @@ async fn start_on(
         tls: component(gate::CONTROLLER)?,
         // The lock of the data folder proves that there is no other.
         lease: reconcilers::lease::LeaseConfig { exclusive: true, ..Default::default() },
-        journal: Some(layout.data("journal")),
+        journal: Some(options.journal.config(layout.data("journal").join("controller"), "controller")),
         cluster: state::vm::ClusterConfig::default(),
         stop: controllers.clone(),
     };
@@ -335,6 +335,7 @@ async fn start_on(
             mirrors: options.mirrors.clone(),
             otlp_endpoint: collector.clone(),
             use_emulation: options.use_emulation,
+            journal: options.journal.clone(),
             // What a client says of a server that is away is said by who asked.
             log_filter: std::env::var("VIRTFOLD_LOG")
                 .unwrap_or_else(|_| "info,kube_client::client::builder=off".into()),

@@ -7,6 +7,7 @@ use proto::convert;
 use proto::launcher::{NodeFacts, Order};
 use state::agent::{Command, Confirmed, Input};
 use state::domain::{InstructKind, RefusalReason};
+use state::journal::CellKind;
 use state::{Epoch, PodUid, ResourceVersion, domain::Instruction};
 
 use super::{Hub, Msg};
@@ -57,6 +58,7 @@ impl Hub {
             Command::Forget => {
                 tracing::debug!(%pod, "a cell ends");
                 self.slots.remove(pod);
+                self.journal.forget(CellKind::Agent, pod.as_str());
                 let (store, uid) = (self.shared.store.clone(), pod.0.clone());
                 if let Ok(Err(error)) = tokio::task::spawn_blocking(move || store.forget(&uid)).await {
                     tracing::error!(%error, %pod, "forgetting a pod");

@@ -190,6 +190,7 @@ impl World {
             lease: ("virtfold".into(), "virtfold-controller".into()),
             dns: vec!["10.96.0.10".parse().unwrap()],
             cluster_domain: "cluster.local".into(),
+            journal: Some(telemetry::journal::Config::new(self.dir.path().join("journal"), "node-agent", "test")),
             shutdown: stop.clone(),
         };
         let task = tokio::spawn(node_agent::run(config));

@@ -334,11 +334,25 @@ impl World {
                 exclusive: true,
                 ..LeaseConfig::default()
             },
-            journal: Some(self.folder.path().join("journal")),
+            journal: Some(telemetry::journal::Config::new(self.folder.path().join("journal"), "controller", "test")),
             cluster: state::vm::ClusterConfig::default(),
             stop: stop.clone(),
         };
         (stop, tokio::spawn(reconcilers::run(config)))
+    }
+
+    /// Replays what all controllers so far have recorded; they have ended.
+    pub fn replay(&self) -> state::replay::Report {
+        let mut replay = state::replay::Replay::default();
+        for path in telemetry::journal::segments(&self.folder.path().join("journal")).unwrap() {
+            for piece in state::journal::pieces(&std::fs::read(path).unwrap()) {
+                match piece {
+                    state::journal::Piece::Block(block) => replay.block(&block),
+                    state::journal::Piece::Damage { offset, bytes } => panic!("{bytes} damaged at {offset}"),
+                }
+            }
+        }
+        replay.finish()
     }
 
     /// A client whose writes are counted.

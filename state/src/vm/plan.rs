@@ -288,10 +288,15 @@ impl Vm {
         }
     }
 
+    /// Trace context of the operation that runs, in text form.
+    pub fn traceparent(&self) -> Option<&str> {
+        let of_vm = self.vm.get().and_then(|v| v.traceparent.as_deref());
+        of_vm.or_else(|| self.vmi.get().and_then(|v| v.traceparent.as_deref()))
+    }
+
     /// Steps that ended since the last call, for the driver to make spans of.
     pub fn take_steps(&mut self) -> Vec<crate::trace::Finished> {
-        let parent = self.vm.get().and_then(|v| v.traceparent.clone());
-        let parent = parent.or_else(|| self.vmi.get().and_then(|v| v.traceparent.clone()));
+        let parent = self.traceparent().map(str::to_owned);
         let uid = if self.vm.uid().is_empty() { self.vmi.uid() } else { self.vm.uid() };
         match parent {
             Some(p) => self.marks.take(uid.as_str(), &p),

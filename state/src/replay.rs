@@ -1,0 +1,264 @@
+//! Replay: runs the events of a journal through today's machines and compares what follows with what followed then.
+//!
+//! A cell begins with a record that has its state. From there on each command is compared; where a state is recorded again
+//! (each segment begins with one), the replayed state is compared with it, which shows what never became a command, and
+//! inputs that a machine has beside its events. After a gap (damage, dropped records) and after a difference, a cell is
+//! left alone until its state is recorded again: what would follow is no news.
+
+use crate::{
+    Event, Timestamp,
+    journal::{Block, CellKind, Entry, Head, Record, Recorded},
+};
+use serde::Serialize;
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// What of a journal is replayed.
+#[derive(Debug, Clone, Default)]
+pub struct Filter {
+    /// Only this cell.
+    pub cell: Option<(CellKind, String)>,
+    /// Only events that came until then.
+    pub until: Option<Timestamp>,
+    /// Only steps up to this number of their cell.
+    pub until_seq: Option<u64>,
+}
+
+/// What differed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum What {
+    /// What followed from an event.
+    Commands,
+    /// The cell before an event.
+    State,
+}
+
+/// Where today's machine does something else.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Difference {
+    /// What.
+    pub what: What,
+    /// Kind of the cell.
+    pub kind: CellKind,
+    /// Name of the cell.
+    pub cell: String,
+    /// Number of the step.
+    pub seq: u64,
+    /// When the event came.
+    pub at: Timestamp,
+    /// Who recorded it.
+    pub recorded_by: Head,
+    /// The event.
+    pub event: Value,
+    /// What is in the journal.
+    pub recorded: Value,
+    /// What today's machine makes of it.
+    pub replayed: Value,
+    /// The same as a list of places.
+    pub diff: Vec<String>,
+}
+
+/// What a replay came to.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Report {
+    /// Records that were read.
+    pub records: u64,
+    /// Steps that were compared.
+    pub compared: u64,
+    /// Commands in them.
+    pub commands: u64,
+    /// Cells: one name in one process.
+    pub cells: u64,
+    /// Records that could not be compared, because something before them is missing or differed.
+    pub passed_over: u64,
+    /// Places where records of a cell are missing.
+    pub gaps: u64,
+    /// Records that were dropped by those who should have written them.
+    pub dropped: u64,
+    /// Blocks that are missing within a process.
+    pub missing_blocks: u64,
+    /// Records that this build cannot read.
+    pub unreadable: u64,
+    /// The first of them, and why.
+    pub first_unreadable: Option<String>,
+    /// Cells (of records that could be compared) in which something differed.
+    pub differing: u64,
+    /// The differences: of each cell the first one since its state was recorded.
+    pub differences: Vec<Difference>,
+    /// Builds that wrote what was read, and how many blocks.
+    pub builds: BTreeMap<String, u64>,
+}
+
+/// Differences that are kept. The first ones tell the story.
+const DIFFERENCES: usize = 100;
+
+/// A cell on its way.
+struct Cell<M> {
+    /// `None` after a gap or a difference.
+    machine: Option<M>,
+    seq: u64,
+    differs: bool,
+}
+
+type Cells<M> = BTreeMap<(String, String), Cell<M>>;
+
+/// A replay.
+#[derive(Default)]
+pub struct Replay {
+    filter: Filter,
+    report: Report,
+    blocks: BTreeMap<String, u64>,
+    vms: Cells<crate::vm::Vm>,
+    nodes: Cells<crate::node::Node>,
+    agents: Cells<crate::agent::Agent>,
+}
+
+impl Replay {
+    /// Begins one.
+    pub fn new(filter: Filter) -> Self {
+        Self { filter, ..Self::default() }
+    }
+
+    /// Goes on with a block. Those of one process come in order.
+    pub fn block(&mut self, block: &Block) {
+        let head = &block.head;
+        *self.report.builds.entry(head.build.clone()).or_default() += 1;
+        self.report.dropped += head.lost;
+        let last = self.blocks.insert(head.process.clone(), head.block);
+        // What came before the oldest segment went with it.
+        self.report.missing_blocks += last.map_or(0, |last| head.block.saturating_sub(last + 1));
+        for entry in block.entries() {
+            match entry {
+                Ok(Entry::Vm(r)) => self.report.step(&self.filter, &mut self.vms, head, *r),
+                Ok(Entry::Node(r)) => self.report.step(&self.filter, &mut self.nodes, head, *r),
+                Ok(Entry::Agent(r)) => self.report.step(&self.filter, &mut self.agents, head, *r),
+                Err(error) => {
+                    self.report.records += 1;
+                    self.report.unreadable += 1;
+                    self.report.first_unreadable.get_or_insert_with(|| format!("{error}: {}", error.source));
+                }
+            }
+        }
+    }
+
+    /// How far it has come.
+    pub fn report(&self) -> &Report {
+        &self.report
+    }
+
+    /// What it came to.
+    pub fn finish(self) -> Report {
+        self.report
+    }
+}
+
+impl Report {
+    fn step<M: Recorded>(&mut self, filter: &Filter, cells: &mut Cells<M>, head: &Head, record: Record<M>) {
+        self.records += 1;
+        let wanted = filter.cell.as_ref().is_none_or(|(kind, name)| *kind == M::KIND && *name == record.cell)
+            && filter.until.is_none_or(|t| record.event.at <= t)
+            && filter.until_seq.is_none_or(|s| record.seq <= s);
+        if !wanted {
+            return;
+        }
+        let Record { cell: name, seq, state, event, commands, .. } = record;
+        let cell = cells.entry((head.process.clone(), name.clone())).or_insert_with(|| {
+            self.cells += 1;
+            Cell { machine: None, seq: 0, differs: false }
+        });
+        let next = cell.seq + 1 == seq;
+        // A cell that is forgotten and made anew counts from 1 again.
+        if !next && cell.seq != 0 && seq != 1 {
+            self.gaps += 1;
+        }
+        cell.seq = seq;
+        if let Some(state) = state {
+            if let Some(machine) = cell.machine.take().filter(|_| next) {
+                let (recorded, replayed) = (value(&state), value(&machine));
+                if recorded != replayed {
+                    self.differ(What::State, head, (&name, seq), &event, (recorded, replayed), cell);
+                }
+            }
+            cell.machine = Some(state);
+        } else if !next {
+            cell.machine = None;
+        }
+        let Some(machine) = &mut cell.machine else {
+            self.passed_over += 1;
+            return;
+        };
+        let replayed = machine.step(&event);
+        self.compared += 1;
+        self.commands += commands.len() as u64;
+        if replayed != commands {
+            cell.machine = None;
+            self.differ(What::Commands, head, (&name, seq), &event, (value(&commands), value(&replayed)), cell);
+        }
+    }
+
+    fn differ<M: Recorded>(
+        &mut self,
+        what: What,
+        head: &Head,
+        (name, seq): (&str, u64),
+        event: &Event<M::Input>,
+        (recorded, replayed): (Value, Value),
+        cell: &mut Cell<M>,
+    ) {
+        if !cell.differs {
+            cell.differs = true;
+            self.differing += 1;
+        }
+        if self.differences.len() >= DIFFERENCES {
+            return;
+        }
+        let mut places = vec![];
+        diff("", &recorded, &replayed, &mut places);
+        self.differences.push(Difference {
+            what,
+            kind: M::KIND,
+            cell: name.into(),
+            seq,
+            at: event.at,
+            recorded_by: head.clone(),
+            event: value(event),
+            recorded,
+            replayed,
+            diff: places,
+        });
+    }
+}
+
+fn value<T: Serialize>(of: &T) -> Value {
+    serde_json::to_value(of).unwrap_or_else(|e| Value::String(e.to_string()))
+}
+
+/// The places where two values differ, each with both sides.
+pub fn diff(place: &str, recorded: &Value, replayed: &Value, out: &mut Vec<String>) {
+    match (recorded, replayed) {
+        (Value::Object(a), Value::Object(b)) => {
+            let keys: std::collections::BTreeSet<_> = a.keys().chain(b.keys()).collect();
+            for key in keys {
+                let at = if place.is_empty() { key.clone() } else { format!("{place}.{key}") };
+                side(&at, a.get(key), b.get(key), out);
+            }
+        }
+        (Value::Array(a), Value::Array(b)) => {
+            for i in 0..a.len().max(b.len()) {
+                side(&format!("{place}[{i}]"), a.get(i), b.get(i), out);
+            }
+        }
+        (a, b) if a == b => {}
+        (a, b) => out.push(format!("{place}: recorded {a}, replayed {b}")),
+    }
+}
+
+fn side(place: &str, recorded: Option<&Value>, replayed: Option<&Value>, out: &mut Vec<String>) {
+    match (recorded, replayed) {
+        (Some(a), Some(b)) => diff(place, a, b, out),
+        (Some(a), None) => out.push(format!("{place}: recorded {a}, replayed nothing")),
+        (None, Some(b)) => out.push(format!("{place}: recorded nothing, replayed {b}")),
+        (None, None) => {}
+    }
+}
