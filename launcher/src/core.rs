@@ -462,6 +462,7 @@ impl Core {
                 interfaces,
                 machine_type,
                 fs_freeze_status: agent.fs_freeze_status,
+                agent_lacks: agent.lacks,
             });
         });
     }

@@ -23,6 +23,32 @@ pub(crate) struct AgentLevel {
     pub hostname: String,
     pub nics: Vec<GuestNic>,
     pub fs_freeze_status: String,
+    /// Of [`USED`], those that the agent does not have.
+    pub lacks: Vec<String>,
+}
+
+/// Commands that are used here: an agent without them leaves something unknown or undone.
+const USED: [&str; 8] = [
+    "guest-shutdown",
+    "guest-network-get-interfaces",
+    "guest-get-osinfo",
+    "guest-get-host-name",
+    "guest-get-users",
+    "guest-get-fsinfo",
+    "guest-get-timezone",
+    "guest-fsfreeze-status",
+];
+
+/// Those of [`USED`] that an agent does not have, or was told to refuse. One that gives no list is believed to have all.
+fn lacks(info: &Value) -> Vec<String> {
+    let Some(list) = info.get("supported_commands").and_then(Value::as_array) else { return Vec::new() };
+    let has = |name: &str| {
+        list.iter().any(|c| {
+            c.get("name").and_then(Value::as_str) == Some(name)
+                && c.get("enabled").and_then(Value::as_bool).unwrap_or(false)
+        })
+    };
+    USED.into_iter().filter(|name| !has(name)).map(str::to_owned).collect()
 }
 
 /// A network interface as the guest sees it.
@@ -267,7 +293,10 @@ impl Poller {
         let mut next = self.level.borrow().clone();
         if !next.connected {
             match self.line.command("guest-info", Value::Null, limits::AGENT_TIMEOUT).await {
-                Ok(info) => next.version = field(&info, "version"),
+                Ok(info) => {
+                    next.version = field(&info, "version");
+                    next.lacks = lacks(&info);
+                }
                 Err(AgentError::Silent(_)) => return,
                 Err(_) => {}
             }
@@ -508,6 +537,17 @@ mod tests {
             open.send(false).unwrap();
             level.wait_for(|l| !l.connected).await.unwrap();
         }
+    }
+
+    #[test]
+    fn what_an_agent_does_not_have_is_named() {
+        assert_eq!(lacks(&json!({"version": "0.12"})), [] as [&str; 0]);
+        let all: Vec<Value> = USED.iter().map(|name| json!({"name": name, "enabled": true})).collect();
+        assert_eq!(lacks(&json!({"supported_commands": all})), [] as [&str; 0]);
+        let mut some = all;
+        some[0]["enabled"] = json!(false);
+        some.pop();
+        assert_eq!(lacks(&json!({"supported_commands": some})), ["guest-shutdown", "guest-fsfreeze-status"]);
     }
 
     #[tokio::test]

@@ -48,6 +48,7 @@ pub(crate) struct Route {
 pub(crate) type Routed = Result<Route, VerbReply>;
 
 /// What the hub is told.
+#[expect(clippy::large_enum_variant, reason = "moved once through a queue")]
 pub(crate) enum Msg {
     Opened(Opened, oneshot::Sender<()>),
     Down(u64, ControllerMessage),

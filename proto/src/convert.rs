@@ -140,6 +140,7 @@ impl From<GuestFacts> for agent::GuestFacts {
             interfaces: g.interfaces.into_iter().map(Into::into).collect(),
             machine_type: g.machine_type,
             fs_freeze_status: g.fs_freeze_status,
+            agent_lacks: g.agent_lacks,
         }
     }
 }
@@ -195,6 +196,7 @@ impl From<agent::GuestFacts> for GuestFacts {
             interfaces: g.interfaces.into_iter().map(Into::into).collect(),
             machine_type: g.machine_type,
             fs_freeze_status: g.fs_freeze_status,
+            agent_lacks: g.agent_lacks,
         }
     }
 }
@@ -335,6 +337,7 @@ mod tests {
                     }],
                     machine_type: "q35".into(),
                     fs_freeze_status: "thawed".into(),
+                    agent_lacks: vec!["guest-get-users".into()],
                 }),
                 paused_reason: "PausedByUser".into(),
                 accelerator: "tcg".into(),

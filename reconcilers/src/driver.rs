@@ -54,7 +54,7 @@ struct VmCell {
 struct NodeCell {
     machine: node::Node,
     told: Option<NodeFact>,
-    inventory: Option<(u64, bool, ResourceVersion)>,
+    inventory: Option<(u64, bool, ResourceVersion, String)>,
     domains: BTreeMap<PodUid, (Key, Domain)>,
     outcomes: BTreeMap<PodUid, (Key, Outcome)>,
 }
@@ -319,8 +319,8 @@ impl Driver {
                 .filter(|(k, _)| of(k))
                 .map(|(_, o)| Input::Reported(Report::Outcome { node: name.clone(), outcome: o.clone() })),
         );
-        inputs.extend(cell.inventory.map(|(session, complete, reflector_rv)| {
-            Input::Reported(Report::Inventory { node: name.clone(), session, complete, reflector_rv })
+        inputs.extend(cell.inventory.clone().map(|(session, complete, reflector_rv, boot_id)| {
+            Input::Reported(Report::Inventory { node: name.clone(), session, complete, reflector_rv, boot_id })
         }));
         self.inputs.extend(inputs.into_iter().map(|i| (key.clone(), i)));
     }
@@ -480,7 +480,13 @@ impl Driver {
 
     fn inventory(&mut self, node: &NodeName, session: u64, inventory: agent::Inventory) {
         let reflector_rv = ResourceVersion::parse(&inventory.reflector_rv);
-        let complete = inventory.complete;
+        let (complete, boot_id) = (inventory.complete, inventory.boot_id);
+        if let Some(cell) = self.nodes.get_mut(node)
+            && cell.inventory.as_ref().is_some_and(|(.., boot)| *boot != boot_id)
+        {
+            // Levels of domains that ended with the boot before.
+            cell.domains.clear();
+        }
         for d in inventory.domains {
             self.domain(node, d);
         }
@@ -488,9 +494,9 @@ impl Driver {
             self.outcome(node, o);
         }
         if let Some(cell) = self.nodes.get_mut(node) {
-            cell.inventory = Some((session, complete, reflector_rv));
+            cell.inventory = Some((session, complete, reflector_rv, boot_id.clone()));
         }
-        let report = Report::Inventory { node: node.clone(), session, complete, reflector_rv };
+        let report = Report::Inventory { node: node.clone(), session, complete, reflector_rv, boot_id };
         self.tell(&(String::new(), Interest::Node(node.clone())), &Input::Reported(report));
     }
 

@@ -56,12 +56,13 @@ impl Cause {
         }
     }
 
-    /// Whether the VMI ends as Succeeded. A domain that was killed counts as a failure where a grace period was promised.
-    pub fn succeeded(self, grace: Millis) -> bool {
+    /// Whether the VMI ends as Succeeded. A domain that was killed counts as a failure where a shutdown in order was promised:
+    /// with a grace period, to a guest that can hear the power button.
+    pub fn succeeded(self, promised: bool) -> bool {
         match self {
             Self::GuestShutdown => true,
-            Self::Destroyed => grace == Millis(0),
-            Self::Crashed | Self::Panicked | Self::KilledAfterGrace | Self::StartFailed | Self::OutcomeUnknown => false,
+            Self::Destroyed | Self::KilledAfterGrace => !promised,
+            Self::Crashed | Self::Panicked | Self::StartFailed | Self::OutcomeUnknown => false,
         }
     }
 }
@@ -84,6 +85,8 @@ pub struct GuestFacts {
     pub machine_type: String,
     /// `thawed`, `frozen`, or empty.
     pub fs_freeze_status: String,
+    /// Commands that are used here and that the guest's agent does not have.
+    pub agent_lacks: Vec<String>,
 }
 
 /// Operating system of the guest, as `guest-get-osinfo` tells.

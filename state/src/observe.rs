@@ -311,6 +311,53 @@ pub struct VmiStatus {
     pub launcher_container_image_version: Option<String>,
     /// QoS class of the pod.
     pub qos_class: Option<String>,
+    /// Guest memory by admission, and what the launcher needs beside it.
+    pub memory: BTreeMap<String, Value>,
+    /// Machine type that the hypervisor chose.
+    pub machine: BTreeMap<String, Value>,
+    /// Volumes, as written.
+    pub volume_status: Vec<Value>,
+}
+
+/// A volume of a VMI, as far as its status tells of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeView {
+    /// Name.
+    pub name: String,
+    /// Name of its disk in the guest; empty where it has none.
+    pub target: String,
+    /// The claim behind it.
+    pub claim: Option<String>,
+}
+
+/// The volumes of a spec by name. Disks are called as the guest will most likely call them: by bus, in their order.
+fn volumes(spec: &api::VmiSpec) -> Vec<VolumeView> {
+    let mut targets: BTreeMap<&str, String> = BTreeMap::new();
+    let mut taken: BTreeMap<&str, usize> = BTreeMap::new();
+    for d in &spec.domain.devices.disks {
+        let bus = [&d.disk, &d.cdrom, &d.lun].into_iter().flatten().find_map(|t| t.bus.as_deref()).unwrap_or("sata");
+        let prefix = if bus == "virtio" { "vd" } else { "sd" };
+        let n = taken.entry(prefix).or_default();
+        targets.insert(&d.name, format!("{prefix}{}", letters(*n)));
+        *n += 1;
+    }
+    let mut all: Vec<VolumeView> = spec
+        .volumes
+        .iter()
+        .map(|v| VolumeView {
+            name: v.name.clone(),
+            target: targets.get(v.name.as_str()).cloned().unwrap_or_default(),
+            claim: claim(v),
+        })
+        .collect();
+    all.sort_by(|a, b| a.name.cmp(&b.name));
+    all
+}
+
+/// a, b, ..., z, aa, ab, ...
+fn letters(n: usize) -> String {
+    let last = char::from(b'a' + u8::try_from(n % 26).unwrap_or(0));
+    if n < 26 { last.into() } else { format!("{}{last}", letters(n / 26 - 1)) }
 }
 
 /// A VirtualMachineInstance.
@@ -333,8 +380,14 @@ pub struct VmiView {
     pub node_label: Option<String>,
     /// From power button to kill.
     pub grace: Millis,
+    /// The guest can hear the power button: with a grace period, it is promised a shutdown in order.
+    pub acpi: bool,
     /// Claims that it needs.
     pub claims: Vec<String>,
+    /// Volumes, by name.
+    pub volumes: Vec<VolumeView>,
+    /// Boot of the node in which the domain was authorised.
+    pub boot_id: Option<String>,
     /// Phase.
     pub phase: Phase,
     /// Status as last written.
@@ -345,6 +398,11 @@ impl VmiView {
     /// UID.
     pub fn vmi_uid(&self) -> VmiUid {
         VmiUid(self.meta.uid.0.clone())
+    }
+
+    /// A guest that ends without having been asked, although it was promised to be, has failed.
+    pub fn is_promised_a_shutdown(&self) -> bool {
+        self.acpi && self.grace > Millis(0)
     }
 
     /// Whether a phase is recorded.
@@ -381,7 +439,10 @@ impl Project for VmiView {
             created_by: raw.metadata.annotations.get(names::ANN_CHANGED_BY).cloned(),
             node_label: raw.metadata.labels.get(names::LABEL_NODE_NAME).cloned(),
             grace: Millis::secs(u64::try_from(raw.spec.grace_seconds()).unwrap_or(0)),
+            acpi: raw.spec.domain.features.pointer("/acpi/enabled").and_then(Value::as_bool).unwrap_or(true),
             claims: claims(&raw.spec),
+            volumes: volumes(&raw.spec),
+            boot_id: raw.metadata.annotations.get(names::ANN_BOOT_ID).cloned(),
             phase: Phase::parse(&raw.status.phase),
             status: raw.status,
         }
@@ -389,12 +450,15 @@ impl Project for VmiView {
 }
 
 fn claims(spec: &api::VmiSpec) -> Vec<String> {
-    let name = |v: &api::Volume| match (&v.persistent_volume_claim, &v.data_volume) {
+    spec.volumes.iter().filter_map(claim).collect()
+}
+
+fn claim(v: &api::Volume) -> Option<String> {
+    match (&v.persistent_volume_claim, &v.data_volume) {
         (Some(c), _) => Some(c.claim_name.clone()),
         (None, Some(d)) => Some(d.name.clone()),
         (None, None) => None,
-    };
-    spec.volumes.iter().filter_map(name).collect()
+    }
 }
 
 /// Phase of a pod.
@@ -460,6 +524,10 @@ pub struct PodView {
     pub qos_class: Option<String>,
     /// Image of `compute`.
     pub image: Option<String>,
+    /// A container beside `compute` that is not ready (`istio-proxy`: that does not run).
+    pub lacks: Option<String>,
+    /// Bytes of memory that the launcher needs beside its guest's.
+    pub memory_overhead: Option<String>,
 }
 
 impl PodView {
@@ -474,6 +542,7 @@ impl PodView {
             && self.node.is_some()
             && self.meta.deleting.is_none()
             && matches!(self.compute, Some(ContainerState::Running))
+            && self.lacks.is_none()
     }
 
     /// Proven to have ended: `compute` terminated, or the pod itself ended without ever having had containers.
@@ -522,6 +591,7 @@ struct RawPodStatus {
 #[serde(default)]
 struct RawContainerStatus {
     name: String,
+    ready: bool,
     state: RawContainerState,
 }
 
@@ -580,7 +650,14 @@ impl Project for PodView {
         let waiting =
             st.init_container_statuses.iter().chain(&st.container_statuses).filter_map(|c| c.state.waiting.as_ref());
         let owner = raw.metadata.owner_references.iter().find(|o| o.controller);
+        let good = |c: &&RawContainerStatus| match c.name.as_str() {
+            "compute" => true,
+            "istio-proxy" => c.state.running.is_some(),
+            _ => c.ready,
+        };
         Self {
+            lacks: st.container_statuses.iter().find(|c| !good(c)).map(|c| c.name.clone()),
+            memory_overhead: raw.metadata.annotations.get(names::ANN_MEMORY_OVERHEAD).cloned(),
             meta: Meta::of(&raw.metadata),
             vmi: owner
                 .filter(|o| o.kind == Kind::VirtualMachineInstance.name())
@@ -614,12 +691,41 @@ pub struct ClaimView {
     pub meta: Meta,
     /// It has its volume.
     pub bound: bool,
+    /// What a VMI's status tells of it.
+    pub info: ClaimInfo,
+}
+
+/// What a VMI's status tells of a claim.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ClaimInfo {
+    /// Access modes.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub access_modes: Vec<String>,
+    /// `Filesystem` or `Block`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub volume_mode: Option<String>,
+    /// What there is.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub capacity: BTreeMap<String, Value>,
+    /// What was asked for.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub requests: BTreeMap<String, Value>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct RawClaimStatus {
     phase: String,
+    capacity: BTreeMap<String, Value>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct RawClaimSpec {
+    access_modes: Vec<String>,
+    volume_mode: Option<String>,
+    resources: api::Resources,
 }
 
 /// Typed reader of a PersistentVolumeClaim.
@@ -627,13 +733,20 @@ struct RawClaimStatus {
 #[serde(default)]
 pub struct RawClaim {
     metadata: ObjectMeta,
+    spec: RawClaimSpec,
     status: RawClaimStatus,
 }
 
 impl Project for ClaimView {
     type Raw = RawClaim;
     fn project(raw: RawClaim) -> Self {
-        Self { meta: Meta::of(&raw.metadata), bound: raw.status.phase == "Bound" }
+        let info = ClaimInfo {
+            access_modes: raw.spec.access_modes,
+            volume_mode: raw.spec.volume_mode,
+            capacity: raw.status.capacity,
+            requests: raw.spec.resources.requests,
+        };
+        Self { meta: Meta::of(&raw.metadata), bound: raw.status.phase == "Bound", info }
     }
 }
 

@@ -1,8 +1,8 @@
 //! Real processes, real guests. Two guests boot on one core each; so the tests share one cluster, and few run at a time.
 
 mod bad;
-mod crash;
 mod disks;
+mod endings;
 mod kubectl;
 mod many;
 mod start;

@@ -28,31 +28,7 @@ fn a_guest_that_will_not_stop_is_killed_after_its_grace() -> Result<()> {
 }
 
 #[test]
-fn a_guest_that_powers_itself_off_has_succeeded() -> Result<()> {
-    e2e!();
-    let (_turn, cluster) = shared()?;
-    let once = Vm::running(cluster, &vm("stop-once").run("Once"))?;
-    // Held until the guest is off: who leaves a console may take unsent bytes along.
-    let mut console = once.shell()?;
-    console.send("poweroff -f\r")?;
-    once.wait_phase("Succeeded", START)?;
-    once.wait_printable("Stopped", START)?;
-    once.delete()?;
-
-    let always = Vm::running(cluster, &vm("stop-always"))?;
-    let before = always.parts()?;
-    let mut console = always.shell()?;
-    console.send("poweroff -f\r")?;
-    always.wait_vmi("a new instance that runs", START, |vmi| {
-        (vmi["metadata"]["uid"] != before.vmi_uid.as_str() && vmi["status"]["phase"] == "Running").then_some(())
-    })?;
-    always.nothing_left(&before)?;
-    always.delete()?;
-    Ok(())
-}
-
-#[test]
-fn the_users_commands_stop_start_restart_and_pause() -> Result<()> {
+fn the_users_commands_pause_reset_reboot_restart_stop_and_start() -> Result<()> {
     e2e!();
     let (_turn, cluster) = shared()?;
     let vm = Vm::running(cluster, &vm("stop-commands"))?;
@@ -69,7 +45,23 @@ fn the_users_commands_stop_start_restart_and_pause() -> Result<()> {
     vm.wait_condition("Paused", "", START)?;
     ensure!(console.run("echo awake")? == "awake");
 
+    // The same guest, which has lost what it had in memory.
     let first = vm.parts()?;
+    for (command, sign) in [("reset", "booted"), ("soft-reboot", "reboot")] {
+        vm.wait_condition("AgentConnected", "True", START)?;
+        console.run("echo mark >/run/mark")?;
+        say(&[command, "stop-commands"])?;
+        console.expect(&format!("virtfold-guest: {sign}"), START)?;
+        console.login()?;
+        ensure!(console.run("cat /run/mark 2>&1")? != "mark", "{command} did not start the guest anew");
+        let now = vm.parts()?;
+        ensure!(now.vmi_uid == first.vmi_uid && now.qemu == first.qemu, "{command} made {now:?} of {first:?}");
+    }
+    say(&["pause", "stop-commands"])?;
+    let (code, _, error) = cluster.virtfold(&["soft-reboot", "stop-commands"])?;
+    ensure!(code != 0 && error.contains("paused"), "a soft reboot of a paused guest: {code} {error}");
+    say(&["unpause", "stop-commands"])?;
+
     say(&["restart", "stop-commands"])?;
     vm.wait_vmi("a new instance that runs", START, |vmi| {
         (vmi["metadata"]["uid"] != first.vmi_uid.as_str() && vmi["status"]["phase"] == "Running").then_some(())

@@ -35,6 +35,12 @@ fn a_node_agent_that_is_killed_finds_its_guests_again() -> Result<()> {
     let (vm, parts) = marked(cluster, "takeover-agent")?;
     let agent = cluster.agent_pid(&parts.node)?;
     process::destroy(agent)?;
+    // Asked in that very moment, it is done once the agent is back.
+    for (command, paused) in [("pause", "True"), ("unpause", "")] {
+        let (code, out, error) = cluster.virtfold(&[command, "takeover-agent"])?;
+        ensure!(code == 0, "{command} right after the end of the agent: {code} {out}{error}\n{}", vm.story());
+        vm.wait_condition("Paused", paused, START)?;
+    }
     wait::until("a new node agent", Duration::from_secs(60), || {
         let now = cluster.agent_pid(&parts.node)?;
         Ok(if now != agent && process::alive(now) { Ok(()) } else { Err(format!("process {now}")) })

@@ -53,6 +53,7 @@ pub(super) enum Told {
 pub(super) struct Inventory {
     pub session: u64,
     pub complete: bool,
+    pub boot_id: String,
 }
 
 /// One VirtualMachine or bare VMI.
@@ -75,6 +76,8 @@ pub struct Vm {
     pub(super) outcomes: BTreeMap<PodUid, (NodeName, Outcome)>,
     pub(super) acked: BTreeSet<(PodUid, u64)>,
     pub(super) inventory: BTreeMap<NodeName, Inventory>,
+    /// The boot by which the node of the current VMI was heard last.
+    pub(super) boot: Option<String>,
     pub(super) told: BTreeMap<InstructionId, (u64, Told)>,
     pub(super) flights: BTreeMap<CommandId, (At, What)>,
     pub(super) next_id: u64,
@@ -107,6 +110,7 @@ impl Vm {
             outcomes: BTreeMap::new(),
             acked: BTreeSet::new(),
             inventory: BTreeMap::new(),
+            boot: None,
             told: BTreeMap::new(),
             flights: BTreeMap::new(),
             next_id: 0,
@@ -314,6 +318,7 @@ impl Vm {
         self.domains.retain(|_, d| of(&d.vmi));
         self.outcomes.retain(|_, (_, o)| of(&o.vmi));
         self.told.clear();
+        self.boot = None;
         self.hold_running = None;
         self.unsaid_since = None;
         self.lazy.clear();
@@ -348,8 +353,17 @@ impl Vm {
                 // Told again: our acknowledgement did not arrive.
                 self.acked.remove(&(o.pod.clone(), o.seq));
             }
-            Report::Inventory { node, session, complete, .. } => {
-                self.inventory.insert(node.clone(), Inventory { session: *session, complete: *complete });
+            Report::Inventory { node, session, complete, boot_id, reflector_rv: _ } => {
+                let here = self.node_name().as_ref() == Some(node);
+                if here && self.boot.as_ref().is_some_and(|b| b != boot_id) {
+                    // What was told before the node was booted again is over. The new boot cannot have told of it yet.
+                    self.domains.clear();
+                }
+                if here {
+                    self.boot = Some(boot_id.clone());
+                }
+                let inventory = Inventory { session: *session, complete: *complete, boot_id: boot_id.clone() };
+                self.inventory.insert(node.clone(), inventory);
             }
         }
     }

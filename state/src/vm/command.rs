@@ -71,6 +71,8 @@ pub enum Report {
         complete: bool,
         /// How far the agent's own watch of VMIs had come.
         reflector_rv: ResourceVersion,
+        /// The node's boot: nothing of an earlier one is left.
+        boot_id: String,
     },
 }
 

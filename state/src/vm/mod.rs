@@ -35,6 +35,8 @@ pub mod waits;
 mod model;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_vmi;
 
 pub use cell::Vm;
 pub use command::{

@@ -34,6 +34,8 @@ pub struct Launcher {
     pub seq: u64,
     pub outcome: Option<Outcome>,
     pub acknowledged: bool,
+    pub guest: GuestFacts,
+    pub paused_reason: String,
 }
 
 pub struct World {
@@ -46,11 +48,14 @@ pub struct World {
     pub settled: Vec<(CommandId, Settled<Object>)>,
     pub launchers: BTreeMap<String, Launcher>,
     pub session: u64,
+    pub boot_id: String,
     pub cell: Vm,
     pub wake: Option<u64>,
     pub writes: Vec<String>,
     pub refused: u32,
     pub notes: Vec<String>,
+    /// The words of the notes.
+    pub texts: Vec<String>,
     pub told_interests: BTreeSet<Interest>,
     pub pods_ever: BTreeMap<String, BTreeSet<String>>,
     pub kubelet: bool,
@@ -97,11 +102,13 @@ impl World {
             settled: vec![],
             launchers: BTreeMap::new(),
             session: 1,
+            boot_id: "boot-1".into(),
             cell: Vm::new(Key::new("ns", "web")),
             wake: None,
             writes: vec![],
             refused: 0,
             notes: vec![],
+            texts: vec![],
             told_interests: BTreeSet::new(),
             pods_ever: BTreeMap::new(),
             kubelet: true,
@@ -177,7 +184,10 @@ impl World {
         for c in out {
             match c {
                 Command::Wake { at } => self.wake = Some(at.0),
-                Command::Note(n) => self.notes.push(n.reason),
+                Command::Note(n) => {
+                    self.notes.push(n.reason);
+                    self.texts.push(n.message);
+                }
                 c @ (Command::Create { .. }
                 | Command::Patch { .. }
                 | Command::Delete { .. }
@@ -226,7 +236,8 @@ impl World {
             self.reports.push(self.domain(&pod));
         }
         let session = self.session;
-        self.reports.push(Report::Inventory { node, session, complete: true, reflector_rv: ResourceVersion(self.rv) });
+        let (reflector_rv, boot_id) = (ResourceVersion(self.rv), self.boot_id.clone());
+        self.reports.push(Report::Inventory { node, session, complete: true, reflector_rv, boot_id });
     }
 
     fn domain(&self, pod: &str) -> Report {
@@ -240,11 +251,34 @@ impl World {
                 seq: l.seq,
                 state: l.state.unwrap_or(DomainState::Absent),
                 since: Timestamp(self.now),
-                guest: GuestFacts::default(),
-                paused_reason: String::new(),
+                guest: l.guest.clone(),
+                paused_reason: l.paused_reason.clone(),
                 accelerator: "tcg".into(),
             },
         }
+    }
+
+    /// The launcher of the pod says something new about its domain.
+    pub fn say(&mut self, pod: &str, change: impl FnOnce(&mut Launcher)) {
+        let l = self.launchers.get_mut(pod).unwrap();
+        l.seq += 1;
+        change(l);
+        let d = self.domain(pod);
+        self.reports.push(d);
+    }
+
+    /// The agent of the node connects (anew), in whatever boot the node is.
+    pub fn connect(&mut self) {
+        self.agent_up = true;
+        self.session += 1;
+        self.feed(Input::Configured(Fact::Node(NodeFact {
+            node: "n1".into(),
+            ready: true,
+            session: Some(self.session),
+            silent_since: None,
+            fenced: None,
+        })));
+        self.inventory("n1".into());
     }
 
     /// Carries out one command, as an API server or an agent would.
@@ -367,6 +401,11 @@ impl World {
 
     /// The domain of a launcher ends, and the launcher with it.
     pub fn end(&mut self, pod: &str, cause: Cause) {
+        self.end_with(pod, cause, "");
+    }
+
+    /// The same, with the launcher's words.
+    pub fn end_with(&mut self, pod: &str, cause: Cause, message: &str) {
         let now = self.now;
         let Some(l) = self.launchers.get_mut(pod) else { return };
         if l.outcome.is_some() || l.starts == 0 {
@@ -380,7 +419,7 @@ impl World {
             cause,
             exit: 0,
             seq: l.seq,
-            message: String::new(),
+            message: message.into(),
             at: Timestamp(now),
         };
         l.outcome = Some(outcome.clone());
@@ -468,26 +507,37 @@ impl World {
         }
     }
 
+    /// The next thing in order, but for the clock. Tells whether there was one.
+    pub fn settle_one(&mut self) -> bool {
+        if !self.sights.is_empty() {
+            let s = self.sights.remove(0);
+            self.feed(Input::Observed(s));
+        } else if !self.settled.is_empty() {
+            let (id, result) = self.settled.remove(0);
+            self.feed(Input::Settled { id, result });
+        } else if !self.flying.is_empty() {
+            let c = self.flying.remove(0);
+            let r = self.carry_out(c);
+            self.settled.extend(r);
+        } else if !self.reports.is_empty() {
+            let r = self.reports.remove(0);
+            self.feed(Input::Reported(r));
+        } else if self.advance_node() {
+            self.now += 1;
+        } else {
+            return false;
+        }
+        true
+    }
+
     /// Everything at once, in order, until nothing moves within `horizon` of time.
     pub fn settle(&mut self, horizon: u64) {
         let end = self.now + horizon;
         for _ in 0..10_000 {
-            if !self.sights.is_empty() {
-                let s = self.sights.remove(0);
-                self.feed(Input::Observed(s));
-            } else if !self.settled.is_empty() {
-                let (id, result) = self.settled.remove(0);
-                self.feed(Input::Settled { id, result });
-            } else if !self.flying.is_empty() {
-                let c = self.flying.remove(0);
-                let r = self.carry_out(c);
-                self.settled.extend(r);
-            } else if !self.reports.is_empty() {
-                let r = self.reports.remove(0);
-                self.feed(Input::Reported(r));
-            } else if self.advance_node() {
-                self.now += 1;
-            } else if let Some(t) = self.wake.filter(|t| *t <= end) {
+            if self.settle_one() {
+                continue;
+            }
+            if let Some(t) = self.wake.filter(|t| *t <= end) {
                 self.now = self.now.max(t);
                 self.wake = None;
                 self.feed(Input::Elapsed);

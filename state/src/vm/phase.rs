@@ -106,10 +106,11 @@ impl Vm {
                 self.want_wake(until);
                 return Next::stay(vmi);
             }
-            let phase = Self::final_phase(v.cause, vmi.grace);
+            let phase = Self::final_phase(v.cause, vmi);
             let reason = match (v.evidence, v.cause) {
                 (Evidence::PodRemoved, _) => "PodRemoved",
                 (Evidence::Fenced, _) => "NodeFenced",
+                (Evidence::Rebooted, _) => "NodeRebooted",
                 (
                     Evidence::Outcome | Evidence::PodEnded | Evidence::Absent | Evidence::StartRefused,
                     Cause::GuestShutdown
@@ -146,7 +147,9 @@ impl Vm {
     fn outcome_may_come(&mut self, vmi: &VmiView, cause: Cause, evidence: Evidence) -> Option<Timestamp> {
         let unsaid = match evidence {
             Evidence::PodEnded | Evidence::PodRemoved => cause == Cause::OutcomeUnknown,
-            Evidence::Outcome | Evidence::Absent | Evidence::StartRefused | Evidence::Fenced => false,
+            Evidence::Outcome | Evidence::Absent | Evidence::StartRefused | Evidence::Fenced | Evidence::Rebooted => {
+                false
+            }
         };
         let asked = self.node_fact().is_some_and(|n| n.session.is_some());
         // A machine that is being deleted does not run again, however it ended.

@@ -5,27 +5,27 @@ use super::model::{World, vm};
 use crate::{domain::Cause, object::Kind};
 use serde_json::{Value, json};
 
-fn running(strategy: &str) -> World {
+pub(super) fn running(strategy: &str) -> World {
     let mut w = World::with(vm(strategy));
     w.settle(10_000);
     assert_eq!(w.phase(), "Running", "{:?}", w.writes);
     w
 }
 
-fn vmi(w: &World) -> Value {
+pub(super) fn vmi(w: &World) -> Value {
     w.get(Kind::VirtualMachineInstance).cloned().unwrap_or_default()
 }
 
-fn vmobj(w: &World) -> Value {
+pub(super) fn vmobj(w: &World) -> Value {
     w.get(Kind::VirtualMachine).cloned().unwrap()
 }
 
-fn condition(o: &Value, kind: &str) -> Option<(String, String)> {
+pub(super) fn condition(o: &Value, kind: &str) -> Option<(String, String)> {
     let c = o["status"]["conditions"].as_array()?.iter().find(|c| c["type"] == kind)?.clone();
     Some((c["status"].as_str()?.into(), c["reason"].as_str().unwrap_or("").into()))
 }
 
-fn pod_uid(w: &World) -> String {
+pub(super) fn pod_uid(w: &World) -> String {
     w.get(Kind::Pod).unwrap()["metadata"]["uid"].as_str().unwrap().to_owned()
 }
 

@@ -2,7 +2,7 @@
 
 use super::cell::{Told, Vm};
 use crate::{
-    Millis,
+    NodeName,
     domain::{Cause, DomainState, RefusalReason},
     observe::{ContainerState, Phase, VmiView},
 };
@@ -34,6 +34,8 @@ pub enum Evidence {
     PodRemoved,
     /// The node is fenced.
     Fenced,
+    /// The node was booted again.
+    Rebooted,
 }
 
 /// The launcher's termination message: the durable copy of the outcome.
@@ -81,6 +83,10 @@ impl Vm {
             };
             return Some(Verdict { cause, message, evidence: Evidence::PodEnded });
         }
+        if let Some(node) = self.rebooted(vmi) {
+            let message = format!("node {node} was booted again, which ended all that ran there");
+            return Some(Verdict { cause: Cause::OutcomeUnknown, message, evidence: Evidence::Rebooted });
+        }
         if self.absent_is_proven(vmi) {
             return Some(Verdict {
                 cause: Cause::OutcomeUnknown,
@@ -111,6 +117,16 @@ impl Vm {
         None
     }
 
+    /// The node was booted since the domain was authorised: nothing of before is left. A complete inventory that has the domain
+    /// alive speaks against what stands in the VMI, and is believed.
+    fn rebooted(&self, vmi: &VmiView) -> Option<NodeName> {
+        let node = self.node_name()?;
+        let session = self.node.get(&node)?.session?;
+        let inventory = self.inventory.get(&node).filter(|i| i.complete && i.session == session)?;
+        let then = vmi.boot_id.as_ref().filter(|b| !b.is_empty() && !inventory.boot_id.is_empty())?;
+        (*then != inventory.boot_id && !self.domain_lives()).then_some(node)
+    }
+
     /// `Absent` proves that there is no domain only if the inventory is complete, of the session that stands, and the agent
     /// has either taken on the START or has seen the VMI that authorises it.
     fn absent_is_proven(&self, vmi: &VmiView) -> bool {
@@ -135,8 +151,8 @@ impl Vm {
     }
 
     /// The phase that an ended domain leads to.
-    pub(super) fn final_phase(cause: Cause, grace: Millis) -> Phase {
-        if cause.succeeded(grace) { Phase::Succeeded } else { Phase::Failed }
+    pub(super) fn final_phase(cause: Cause, vmi: &VmiView) -> Phase {
+        if cause.succeeded(vmi.is_promised_a_shutdown()) { Phase::Succeeded } else { Phase::Failed }
     }
 }
 

@@ -13,7 +13,7 @@ use crate::{
     condition::{self, Cond},
     domain::{Domain, DomainState, InterfaceFacts},
     object::Class,
-    observe::{Phase, VmiStatus, VmiView},
+    observe::{Phase, VmiStatus, VmiView, VolumeView},
 };
 use api::names;
 use serde_json::{Map, Value, json};
@@ -22,7 +22,16 @@ use serde_json::{Map, Value, json};
 pub const SILENCE: Millis = Millis::secs(60);
 
 /// Conditions of a VMI that this cell writes. All others are kept as they are.
-const OWN: [&str; 6] = ["Ready", "Synchronized", "PodScheduled", "Paused", "AgentConnected", "LiveMigratable"];
+const OWN: [&str; 8] = [
+    "Ready",
+    "Synchronized",
+    "PodScheduled",
+    "Paused",
+    "AgentConnected",
+    "AgentVersionNotSupported",
+    "LiveMigratable",
+    "StorageLiveMigratable",
+];
 
 impl Vm {
     pub(super) fn plan_vmi(&mut self, out: &mut Vec<Command>) {
@@ -51,6 +60,9 @@ impl Vm {
         let mut meta = Map::new();
         if want.node_label != vmi.node_label {
             meta.insert("labels".into(), json!({names::LABEL_NODE_NAME: want.node_label}));
+        }
+        if want.boot_id != vmi.boot_id {
+            meta.insert("annotations".into(), json!({names::ANN_BOOT_ID: want.boot_id}));
         }
         let loose = self.loosened(&vmi);
         if !loose.is_empty() {
@@ -121,6 +133,7 @@ impl Vm {
     fn desired_vmi(&mut self, vmi: &VmiView, next: &Next) -> Desired {
         let mut s = vmi.status.clone();
         let mut node_label = vmi.node_label.clone();
+        let mut boot_id = vmi.boot_id.clone();
         let now = self.now;
         s.phase = next.phase.name().into();
         s.reason.clone_from(&next.reason);
@@ -135,6 +148,17 @@ impl Vm {
             s.active_pods = [(p.meta.uid.0.clone(), node.0.clone())].into();
             node_label = Some(node.0.clone());
             s.launcher_container_image_version.clone_from(&p.image);
+            if let Some(overhead) = &p.memory_overhead {
+                s.memory.insert("memoryOverhead".into(), json!(overhead));
+            }
+            boot_id.clone_from(&self.boot);
+        }
+        // An agent that came late: by then the domain runs, so this is the boot that it belongs to.
+        if next.phase == Phase::Running && vmi.phase == Phase::Scheduled && boot_id.is_none() {
+            boot_id.clone_from(&self.boot);
+        }
+        if let Phase::Scheduled | Phase::Running = next.phase {
+            self.volumes(vmi, next.phase, &mut s);
         }
         if let Some(p) = &pod
             && p.qos_class.is_some()
@@ -148,7 +172,28 @@ impl Vm {
             guest_facts(&mut s, &d);
         }
         self.conditions(vmi, next, &mut s.conditions);
-        Desired { status: s, node_label }
+        Desired { status: s, node_label, boot_id }
+    }
+
+    /// Names and claims from the moment in which the machine has its node; what the guest calls them once it runs.
+    fn volumes(&self, vmi: &VmiView, phase: Phase, s: &mut VmiStatus) {
+        let ran = phase == Phase::Running;
+        let entry = |v: &VolumeView| {
+            // Fields of others stay.
+            let old = s.volume_status.iter().find(|old| old["name"] == v.name.as_str());
+            let mut e = old.and_then(Value::as_object).cloned().unwrap_or_default();
+            e.insert("name".into(), json!(v.name));
+            e.insert("target".into(), json!(if ran { v.target.as_str() } else { "" }));
+            if let Some(name) = &v.claim
+                && let Some(Some(claim)) = self.claims.get(name)
+                && let Ok(Value::Object(mut info)) = serde_json::to_value(&claim.info)
+            {
+                info.insert("claimName".into(), json!(name));
+                e.insert("persistentVolumeClaimInfo".into(), Value::Object(info));
+            }
+            Value::Object(e)
+        };
+        s.volume_status = vmi.volumes.iter().map(entry).collect();
     }
 
     fn conditions(&mut self, vmi: &VmiView, next: &Next, conds: &mut Vec<Cond>) {
@@ -181,6 +226,11 @@ impl Vm {
                 put(OWN[3], if known { paused.map_or(Keep::Gone, Keep::This) } else { Keep::AsItIs });
                 let agent = d.guest.agent_connected.then(|| Cond::new("AgentConnected", true, "", ""));
                 put(OWN[4], if known { agent.map_or(Keep::Gone, Keep::This) } else { Keep::AsItIs });
+                let lacks = (d.guest.agent_connected && !d.guest.agent_lacks.is_empty()).then(|| {
+                    let text = format!("the guest's agent does not have {}", d.guest.agent_lacks.join(", "));
+                    Cond::new("AgentVersionNotSupported", true, "CommandsMissing", text)
+                });
+                put(OWN[5], if known { lacks.map_or(Keep::Gone, Keep::This) } else { Keep::AsItIs });
             }
             (None, Phase::Running) => {}
             (
@@ -195,11 +245,14 @@ impl Vm {
             ) => {
                 put(OWN[3], Keep::Gone);
                 put(OWN[4], Keep::Gone);
+                put(OWN[5], Keep::Gone);
             }
         }
         if next.phase == Phase::Running {
             let text = "this version of virtfold does not migrate running machines";
-            put(OWN[5], Keep::This(Cond::new("LiveMigratable", false, "NotMigratable", text)));
+            for kind in [OWN[6], OWN[7]] {
+                put(kind, Keep::This(Cond::new(kind, false, "NotMigratable", text)));
+            }
         }
         if let Some(t) = silence_ends {
             self.want_wake(t);
@@ -223,6 +276,11 @@ impl Vm {
             Phase::Unset | Phase::Pending | Phase::Scheduling | Phase::Scheduled if self.current_pod().is_none() => {
                 return not("PodNotExists", "virt-launcher pod has not yet been scheduled");
             }
+            Phase::Unset | Phase::Pending | Phase::Scheduling | Phase::Scheduled
+                if self.current_pod().is_some_and(|p| p.meta.deleting.is_some() || p.ended()) =>
+            {
+                return not("PodTerminating", "virt-launcher pod is terminating");
+            }
             Phase::Unset
             | Phase::Pending
             | Phase::Scheduling
@@ -236,7 +294,7 @@ impl Vm {
         let Some(pod) = self.current_pod() else {
             return not("PodNotExists", "virt-launcher pod has not yet been scheduled");
         };
-        if pod.meta.deleting.is_some() {
+        if pod.meta.deleting.is_some() || pod.ended() {
             return not("PodTerminating", "virt-launcher pod is terminating");
         }
         match &pod.ready {
@@ -258,6 +316,7 @@ enum Keep {
 struct Desired {
     status: VmiStatus,
     node_label: Option<String>,
+    boot_id: Option<String>,
 }
 
 /// Appends the phase, and those before it that were too short to be written on their own.
@@ -290,6 +349,9 @@ fn guest_facts(s: &mut VmiStatus, d: &Domain) {
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => Map::new(),
     };
     s.guest_os_info = if filled.is_empty() { s.guest_os_info.take() } else { Value::Object(filled) };
+    if !d.guest.machine_type.is_empty() {
+        s.machine.insert("type".into(), json!(d.guest.machine_type));
+    }
     s.fs_freeze_status = (d.guest.fs_freeze_status == "frozen").then(|| "frozen".to_owned());
 }
 
