@@ -48,6 +48,8 @@ pub enum Command {
     Reset(Verb),
     /// Ask the guest of a virtual machine to reboot: through its agent, or else by the power button
     SoftReboot(Verb),
+    /// Run journals through the machines of this build and compare what follows
+    Replay(crate::replay::Options),
     /// Print the CustomResourceDefinitions
     Crds(Crds),
     /// Print the version

@@ -6,6 +6,7 @@ mod controller;
 mod journal;
 mod launcher;
 mod node_agent;
+mod replay;
 mod up;
 mod user;
 
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
         }
         Command::Up(options) => up::run(options),
         Command::Down(options) => up::down::run(&options),
+        Command::Replay(options) => Ok(replay::run(&options)),
         Command::Controller(options) => controller::run(&options),
         Command::NodeAgent { config } => node_agent::run(&config),
         Command::Launcher(options) => launcher::run(options),

@@ -37,7 +37,7 @@ fn stopped(launcher: &Launcher) -> bool {
 
 #[tokio::test]
 async fn a_vmi_that_is_seen_being_deleted_is_shut_down_within_its_grace() {
-    let (world, launcher) = running().await;
+    let (mut world, launcher) = running().await;
     world.request("DELETE", VMI_PATH, "application/json", &Value::Null).await.unwrap();
     eventually("a shutdown", async || launcher.order(InstructKind::Shutdown).is_some()).await;
     let shutdown = launcher.order(InstructKind::Shutdown).unwrap();
@@ -51,6 +51,7 @@ async fn a_vmi_that_is_seen_being_deleted_is_shut_down_within_its_grace() {
     world.patch(VMI_PATH, json!({"spec": {"terminationGracePeriodSeconds": 0}})).await;
     eventually("a kill", async || launcher.order(InstructKind::Kill).is_some()).await;
     assert!(launcher.order(InstructKind::Start).is_none());
+    world.stop().await;
 }
 
 #[tokio::test]

@@ -62,6 +62,7 @@ async fn an_outcome_reaches_a_session_at_once_and_an_older_acknowledgement_does_
     again.send(controller_message::Kind::OutcomeAck(ack)).await;
     let file = world.state_dir().join(format!("pods/{POD}.json"));
     eventually("forgotten", async || !file.exists()).await;
+    world.stop().await;
 }
 
 #[tokio::test]

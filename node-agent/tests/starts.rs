@@ -55,6 +55,7 @@ async fn a_start_goes_through_once() {
             .as_array()
             .is_none_or(|c| c.iter().all(|c| c["type"] != "kubevirt.io/virtual-machine-unpaused"))
     );
+    world.stop().await;
 }
 
 #[tokio::test]

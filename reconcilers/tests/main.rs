@@ -76,10 +76,7 @@ async fn a_vm_runs_within_the_budget_is_stopped_and_deleted() {
     stop.cancel();
     running.await.unwrap().unwrap();
     // What happened can be read back, and the machines of today do the same.
-    let report = w.replay();
-    assert_eq!((report.differing, report.gaps, report.unreadable, report.dropped), (0, 0, 0, 0), "{report:#?}");
-    assert!(report.compared > 20 && report.compared == report.records, "{report:#?}");
-    println!("{} steps of {} cells, {} commands", report.compared, report.cells, report.commands);
+    w.assert_replays();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -111,6 +108,7 @@ async fn a_controller_that_is_killed_while_machines_start_is_replaced_and_nothin
     assert_eq!(w.writes.lock().unwrap()[before..], [] as [String; 0], "taking over changes nothing");
     stop.cancel();
     running.await.unwrap().unwrap();
+    w.assert_replays();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -150,6 +148,7 @@ async fn guests_that_end_by_themselves_and_starts_that_are_refused() {
     assert_eq!(vm["status"]["startFailure"]["consecutiveFailCount"], 1);
     stop.cancel();
     running.await.unwrap().unwrap();
+    w.assert_replays();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -168,6 +167,7 @@ async fn a_missing_claim_is_named_until_it_is_there() {
     w.status("disk", "Running").await;
     stop.cancel();
     running.await.unwrap().unwrap();
+    w.assert_replays();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -198,4 +198,5 @@ async fn a_hundred_machines_at_once_keep_to_the_budget() {
     assert!(w.agent.launchers.lock().unwrap().all.values().all(|l| l.starts == 1));
     stop.cancel();
     running.await.unwrap().unwrap();
+    w.assert_replays();
 }

@@ -262,3 +262,135 @@ fn side(place: &str, recorded: Option<&Value>, replayed: Option<&Value>, out: &m
         (None, None) => {}
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::{
+        ResourceVersion,
+        journal::{Encoder, Piece, SCHEMA, begin_line, end_line, pieces},
+        node::{Input, Node},
+        observe::{Meta, NodeView},
+    };
+
+    /// Lines of a node that loses its agent over and over, with its state at these steps.
+    fn lines(states: &[u64]) -> Vec<String> {
+        let mut node = Node::new("n1".into());
+        let view = |rv| NodeView {
+            meta: Meta { uid: "n".into(), rv: ResourceVersion(rv), name: "n1".into(), ..Meta::default() },
+            ready: Some(true),
+            out_of_service: false,
+            schedulable: Some(true),
+            agent_address: None,
+        };
+        let inputs = (0..).flat_map(|i| {
+            [
+                Input::Observed { node: view(i + 1), live: false },
+                Input::Session(None),
+                Input::Elapsed,
+                Input::Session(Some(i)),
+            ]
+        });
+        let mut lines = vec![];
+        for (seq, input) in (1..=12).zip(inputs) {
+            let event = Event::new(Timestamp(seq * 70_000), input);
+            let mut line = vec![];
+            begin_line(&mut line, "n1", seq, states.contains(&seq).then_some(&node), &event).unwrap();
+            let commands = crate::Machine::step(&mut node, &event);
+            end_line::<Node>(&mut line, &commands, None).unwrap();
+            lines.push(String::from_utf8(line).unwrap());
+        }
+        lines
+    }
+
+    fn head(block: u64, lost: u64) -> Head {
+        let (schema, segment) = (SCHEMA, 1);
+        let text = |t: &str| t.to_owned();
+        let (build, component, process) = (text("b"), text("controller"), text("p"));
+        Head { schema, build, component, process, epoch: None, segment, block, lost }
+    }
+
+    /// Replays blocks: (number, lost, lines).
+    fn replay(filter: Filter, blocks: &[(u64, u64, &[String])]) -> Report {
+        let mut replay = Replay::new(filter);
+        let mut encoder = Encoder::new().unwrap();
+        for (block, lost, lines) in blocks {
+            let bytes = encoder.block(&head(*block, *lost), lines.concat().as_bytes()).unwrap();
+            let Some(Piece::Block(block)) = pieces(&bytes).next() else { panic!() };
+            replay.block(&block);
+        }
+        replay.finish()
+    }
+
+    #[test]
+    fn what_was_recorded_is_the_same_also_across_states() {
+        let lines = lines(&[1, 5, 9]);
+        let report = replay(Filter::default(), &[(1, 0, &lines[..5]), (2, 0, &lines[5..])]);
+        assert_eq!((report.compared, report.cells, report.differing, report.gaps), (12, 1, 0, 0), "{report:#?}");
+        assert!(report.commands > 3);
+    }
+
+    #[test]
+    fn a_machine_that_decides_something_else_is_found() {
+        let lines = lines(&[1]);
+        // As if the machine of then had used another label.
+        let hurt: Vec<_> =
+            lines.iter().map(|l| l.replace("\"kubevirt.io/schedulable\":\"false\"", "\"x\":\"false\"")).collect();
+        assert_ne!(lines, hurt);
+        let report = replay(Filter::default(), &[(1, 0, &hurt)]);
+        let d = &report.differences[0];
+        assert_eq!((report.differing, d.what, d.seq, d.cell.as_str()), (1, What::Commands, 2, "n1"));
+        assert_eq!(d.event, serde_json::json!({"at": 140_000, "input": {"Session": null}}));
+        assert_eq!(
+            d.diff,
+            [
+                "[0].Patch.patch.body.metadata.labels.kubevirt.io/schedulable: recorded nothing, replayed \"false\"",
+                "[0].Patch.patch.body.metadata.labels.x: recorded \"false\", replayed nothing",
+            ]
+        );
+        // What follows a difference is no news.
+        assert_eq!((report.differences.len(), report.compared, report.passed_over), (1, 2, 10));
+    }
+
+    #[test]
+    fn a_state_that_the_events_do_not_explain_is_found() {
+        let mut lines = lines(&[1, 5]);
+        lines[4] = lines[4].replacen("\"silent_since\":null", "\"silent_since\":1", 1);
+        let report = replay(Filter::default(), &[(1, 0, &lines)]);
+        let d = &report.differences[0];
+        assert_eq!((d.what, d.seq), (What::State, 5), "{report:#?}");
+        assert_eq!(d.diff, ["silent_since: recorded 1, replayed null"]);
+    }
+
+    #[test]
+    fn gaps_are_told_and_passed_over_until_the_state_is_recorded_again() {
+        let lines = lines(&[1, 9]);
+        // Dropped by the component; the block between damaged.
+        for (block, lost) in [(2, 3), (3, 0)] {
+            let report = replay(Filter::default(), &[(1, 0, &lines[..4]), (block, lost, &lines[7..])]);
+            assert_eq!((report.differing, report.gaps, report.dropped), (0, 1, lost), "{report:#?}");
+            assert_eq!((report.compared, report.passed_over, report.missing_blocks), (8, 1, block - 2));
+        }
+        // The beginning went with an older segment: that is no gap.
+        let report = replay(Filter::default(), &[(7, 0, &lines[6..])]);
+        assert_eq!((report.gaps, report.missing_blocks, report.passed_over, report.compared), (0, 0, 2, 4));
+    }
+
+    #[test]
+    fn a_cell_that_ended_and_one_that_took_its_name_are_two() {
+        let lines = lines(&[1]);
+        let report = replay(Filter::default(), &[(1, 0, &lines[..6]), (2, 0, &lines)]);
+        assert_eq!((report.differing, report.gaps, report.compared), (0, 0, 18), "{report:#?}");
+    }
+
+    #[test]
+    fn one_cell_and_a_part_of_the_time() {
+        let lines = lines(&[1]);
+        let count = |filter| replay(filter, &[(1, 0, &lines)]).compared;
+        assert_eq!(count(Filter { cell: Some((CellKind::Vm, "n1".into())), ..Filter::default() }), 0);
+        assert_eq!(count(Filter { cell: Some((CellKind::Node, "n1".into())), ..Filter::default() }), 12);
+        assert_eq!(count(Filter { until: Some(Timestamp(140_000)), ..Filter::default() }), 2);
+        assert_eq!(count(Filter { until_seq: Some(4), ..Filter::default() }), 4);
+    }
+}

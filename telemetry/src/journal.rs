@@ -10,7 +10,7 @@
 
 use state::{
     Epoch, Event,
-    journal::{CellKind, Encoder, Head, Recorded, SCHEMA, begin_line, end_line},
+    journal::{CellKind, Encoder, Head, Piece, Recorded, SCHEMA, begin_line, end_line, pieces},
 };
 use std::{
     collections::{HashMap, VecDeque},
@@ -585,6 +585,20 @@ pub fn segments(path: &Path) -> io::Result<Vec<PathBuf>> {
     }
     found.sort();
     Ok(found)
+}
+
+/// Runs all segments below a folder through the machines of this build; also tells how many bytes are damaged.
+pub fn replay(dir: &Path) -> io::Result<(state::replay::Report, usize)> {
+    let (mut replay, mut damaged) = (state::replay::Replay::default(), 0);
+    for path in segments(dir)? {
+        for piece in pieces(&std::fs::read(path)?) {
+            match piece {
+                Piece::Block(block) => replay.block(&block),
+                Piece::Damage { bytes, .. } => damaged += bytes,
+            }
+        }
+    }
+    Ok((replay.finish(), damaged))
 }
 
 #[cfg(test)]

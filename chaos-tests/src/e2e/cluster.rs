@@ -192,7 +192,21 @@ impl Cluster {
             child.kill().ok();
             child.wait().ok();
         }
+        if matches!(ended, Ok(Some(0))) {
+            self.assert_replays()?;
+        }
         ended
+    }
+
+    /// Fails unless the machines do again all that the journals of this cluster say.
+    pub fn assert_replays(&self) -> Result<()> {
+        let journals = self.data.join("journal").display().to_string();
+        let (code, said, errors) = self.virtfold(&["replay", &journals])?;
+        if code != 0 {
+            bail!("virtfold replay {journals} ended with {code}:\n{said}{errors}");
+        }
+        println!("{said}");
+        Ok(())
     }
 
     /// The kubeconfig that `virtfold up` wrote.

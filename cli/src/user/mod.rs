@@ -10,6 +10,7 @@ mod verbs;
 mod version;
 
 use crate::args::Command;
+pub use output::print;
 
 /// Runs one of the user's commands.
 pub fn run(command: Command) -> anyhow::Result<u8> {

@@ -202,6 +202,20 @@ impl World {
         let agent = self.agent.take().unwrap();
         agent.stop.cancel();
         agent.task.await.unwrap().unwrap();
+        self.assert_replays();
+    }
+
+    /// Replays what agents that have ended have recorded.
+    fn assert_replays(&self) {
+        let journal = self.dir.path().join("journal");
+        if !journal.exists() {
+            // There was no pod.
+            return;
+        }
+        let (report, damaged) = telemetry::journal::replay(&journal).unwrap();
+        let wrong = (report.differing, report.gaps, report.missing_blocks, report.dropped, report.unreadable);
+        assert_eq!((wrong, damaged), ((0, 0, 0, 0, 0), 0), "{report:#?}");
+        assert_eq!(report.compared, report.records, "{report:#?}");
     }
 
     /// The node's client, which can be cut off.

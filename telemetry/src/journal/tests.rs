@@ -2,7 +2,7 @@
 use super::*;
 use state::{
     Key, Timestamp,
-    journal::{Entry, Piece, pieces},
+    journal::Entry,
     vm::{Input, Vm},
 };
 
