@@ -20,6 +20,7 @@ pub mod observe;
 pub mod render;
 pub mod replay;
 pub mod slot;
+pub mod template;
 pub mod time;
 pub mod trace;
 pub mod vm;

@@ -5,6 +5,7 @@ use crate::{
     Millis, NodeName, PodUid, ResourceVersion, Timestamp, Uid, VmUid, VmiUid,
     condition::Cond,
     object::{Kind, ObjectRef, Versioned},
+    template::Template,
 };
 use api::{ObjectMeta, names};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -181,6 +182,8 @@ pub struct VmView {
     pub uses_running: bool,
     /// Claims that the template needs.
     pub claims: Vec<String>,
+    /// Digests of the template.
+    pub template: Template,
     /// Trace of the write that changed the spec.
     pub traceparent: Option<String>,
     /// Who changed the spec last, as admission saw it.
@@ -202,19 +205,30 @@ impl VmView {
 #[serde(default)]
 pub struct RawVm {
     metadata: ObjectMeta,
-    spec: api::VirtualMachineSpec,
+    spec: RawVmSpec,
     status: VmStatus,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct RawVmSpec {
+    running: Option<bool>,
+    run_strategy: Option<String>,
+    template: Value,
 }
 
 impl Project for VmView {
     type Raw = RawVm;
     fn project(raw: RawVm) -> Self {
+        // What does not parse cannot be started either; the API server says so when that is tried.
+        let spec = raw.spec.template.get("spec").and_then(|s| api::VmiSpec::deserialize(s).ok());
         Self {
             meta: Meta::of(&raw.metadata),
             generation: raw.metadata.generation,
             strategy: Strategy::of(raw.spec.running, raw.spec.run_strategy.as_deref()),
             uses_running: raw.spec.running.is_some(),
-            claims: claims(&raw.spec.template.spec),
+            claims: spec.map(|s| claims(&s)).unwrap_or_default(),
+            template: Template::of(&raw.spec.template),
             traceparent: raw.metadata.annotations.get(names::ANN_TRACEPARENT).cloned(),
             changed_by: raw.metadata.annotations.get(names::ANN_CHANGED_BY).cloned(),
             status: raw.status,
@@ -805,6 +819,36 @@ impl Project for NodeView {
     }
 }
 
+/// A ControllerRevision that records the spec from which a VMI was made.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RevisionView {
+    /// Metadata.
+    pub meta: Meta,
+    /// Digests of the recorded template.
+    pub template: Template,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct RawRevisionData {
+    spec: RawVmSpec,
+}
+
+/// Typed reader of a ControllerRevision.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct RawRevision {
+    metadata: ObjectMeta,
+    data: RawRevisionData,
+}
+
+impl Project for RevisionView {
+    type Raw = RawRevision;
+    fn project(raw: RawRevision) -> Self {
+        Self { meta: Meta::of(&raw.metadata), template: Template::of(&raw.data.spec.template) }
+    }
+}
+
 macro_rules! versioned {
     ($($t:ty),*) => { $(
         impl Versioned for $t {
@@ -813,7 +857,7 @@ macro_rules! versioned {
         }
     )* };
 }
-versioned!(VmView, VmiView, PodView, ClaimView, NodeView);
+versioned!(VmView, VmiView, PodView, ClaimView, NodeView, RevisionView);
 
 /// Any projection that a Vm cell is told of.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -826,8 +870,8 @@ pub enum Object {
     Pod(Box<PodView>),
     /// A claim.
     Claim(Box<ClaimView>),
-    /// A ControllerRevision; that it exists is all.
-    Revision(ObjectRef),
+    /// A ControllerRevision.
+    Revision(Box<RevisionView>),
 }
 
 impl Object {
@@ -844,7 +888,7 @@ impl Object {
             Self::Vmi(o) => of(Kind::VirtualMachineInstance, &o.meta),
             Self::Pod(o) => of(Kind::Pod, &o.meta),
             Self::Claim(o) => of(Kind::PersistentVolumeClaim, &o.meta),
-            Self::Revision(r) => r.clone(),
+            Self::Revision(o) => of(Kind::ControllerRevision, &o.meta),
         }
     }
 
@@ -855,7 +899,7 @@ impl Object {
             Self::Vmi(o) => o.meta.rv,
             Self::Pod(o) => o.meta.rv,
             Self::Claim(o) => o.meta.rv,
-            Self::Revision(_) => ResourceVersion(0),
+            Self::Revision(o) => o.meta.rv,
         }
     }
 }
@@ -871,10 +915,7 @@ pub fn object(kind: Kind, raw: &Value) -> Option<Object> {
         Kind::VirtualMachineInstance => read(raw).map(|o| Object::Vmi(Box::new(o))),
         Kind::Pod => read(raw).map(|o| Object::Pod(Box::new(o))),
         Kind::PersistentVolumeClaim => read(raw).map(|o| Object::Claim(Box::new(o))),
-        Kind::ControllerRevision => {
-            let m = ObjectMeta::deserialize(raw.get("metadata")?).ok()?;
-            Some(Object::Revision(ObjectRef { kind, namespace: m.namespace, name: m.name, uid: m.uid.into() }))
-        }
+        Kind::ControllerRevision => read(raw).map(|o| Object::Revision(Box::new(o))),
         Kind::Node => None,
     }
 }

@@ -145,6 +145,12 @@ impl<T: Versioned> Slot<T> {
         *self = Self { tombs, ..Self::default() };
     }
 
+    /// Forgets the object, not what is on its way: it is of no use any more.
+    pub fn forget(&mut self) {
+        self.seen = None;
+        self.absent = false;
+    }
+
     /// Somebody says that it may have changed or vanished: ask before the next write.
     pub fn doubt(&mut self) {
         self.doubt = true;

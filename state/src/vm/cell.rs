@@ -6,7 +6,7 @@ use crate::{
     domain::{AckResult, Domain, DomainState, Outcome, RefusalReason},
     launcher_pod_name,
     object::{CommandId, Kind, ObjectRef, Refusal, Settled},
-    observe::{ClaimView, Object, PodView, VmView, VmiView},
+    observe::{ClaimView, Object, PodView, RevisionView, VmView, VmiView},
     slot::{Folded, Slot},
     trace::Marks,
 };
@@ -64,11 +64,16 @@ pub struct Vm {
     pub(super) config: ClusterConfig,
     pub(super) vm: Slot<VmView>,
     pub(super) vmi: Slot<VmiView>,
+    /// Version of the VM that was last read live.
+    pub(super) vm_read: Option<ResourceVersion>,
+    /// What the API server last refused to do with the VMI.
+    pub(super) vmi_refused: Option<What>,
     /// Pods by UID; a pod may be seen before its VMI, and an old VMI's pod may linger.
     pub(super) pods: BTreeMap<PodUid, PodView>,
     /// The name of the current VMI's pod: flights, confirmed absence, tombstones.
     pub(super) pod: Slot<PodView>,
-    pub(super) revision: Slot<PodView>,
+    /// The revision that the current VMI names, while it matters.
+    pub(super) revision: Slot<RevisionView>,
     pub(super) revisions: BTreeSet<i64>,
     pub(super) claims: BTreeMap<String, Option<ClaimView>>,
     pub(super) node: BTreeMap<NodeName, NodeFact>,
@@ -100,6 +105,8 @@ impl Vm {
             config: ClusterConfig::default(),
             vm: Slot::default(),
             vmi: Slot::default(),
+            vm_read: None,
+            vmi_refused: None,
             pods: BTreeMap::new(),
             pod: Slot::default(),
             revision: Slot::default(),
@@ -279,7 +286,11 @@ impl Vm {
                     self.claims.insert(o.meta.name.clone(), Some((**o).clone()));
                 }
             }
-            Object::Revision(_) => {}
+            Object::Revision(o) => {
+                if self.revision_that_matters().as_ref() == Some(&o.meta.name) {
+                    self.revision.fold((**o).clone(), live);
+                }
+            }
         }
     }
 
@@ -322,6 +333,7 @@ impl Vm {
         self.hold_running = None;
         self.unsaid_since = None;
         self.lazy.clear();
+        self.revision.forget();
         self.pod.reset();
         let pod = self.current_pod().cloned();
         if let Some(pod) = pod {
@@ -408,6 +420,9 @@ impl Vm {
         match result {
             Settled::Applied(object) => {
                 self.each(at, Verb::Succeeded);
+                if let (What::Confirm, Some(Object::Vm(o))) = (what, object) {
+                    self.vm_read = Some(o.meta.rv);
+                }
                 match object {
                     Some(Object::Pod(o)) if at == At::Pod && self.vmi.get().is_some_and(|v| v.vmi_uid() != o.vmi) => {
                         self.saw_stranger();
@@ -493,6 +508,7 @@ impl Vm {
                     }
                     self.pod.gone(&Uid::default());
                 }
+                (What::Confirm, At::Revision) => drop(self.revision.gone(&Uid::default())),
                 (What::DeleteRevision(g), _) => {
                     self.revisions.remove(g);
                 }
@@ -521,7 +537,10 @@ impl Vm {
                 }
                 match at {
                     At::Vm => self.vm.failed(now, Some(r.clone())),
-                    At::Vmi => self.vmi.failed(now, Some(r.clone())),
+                    At::Vmi => {
+                        self.vmi.failed(now, Some(r.clone()));
+                        self.vmi_refused = Some(what.clone());
+                    }
                     At::Pod => self.pod.failed(now, Some(r.clone())),
                     At::Revision => self.revision.failed(now, Some(r.clone())),
                     At::Agent => {}
