@@ -70,6 +70,11 @@ pub enum Error {
 
 /// Runs the controller until it is stopped (`Ok`) or must start anew (`Err`).
 pub async fn run(config: Config) -> Result<(), Error> {
+    // Before the first object is read: all digests of a process have one key.
+    let mut key = [0; 32];
+    key[..16].copy_from_slice(uuid::Uuid::new_v4().as_bytes());
+    key[16..].copy_from_slice(uuid::Uuid::new_v4().as_bytes());
+    state::template::set_key(key);
     let client = &config.client;
     let launchers = format!("{}={}", api::names::LABEL_APP, api::names::APP_LAUNCHER);
     let vms = Hub::<VmView>::start(client.clone(), "");

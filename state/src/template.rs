@@ -84,7 +84,7 @@ impl Template {
     }
 
     /// Paths (below the template's `spec`) of the parts that differ.
-    pub fn changed(&self, other: &Self) -> Vec<&str> {
+    pub fn changed<'a>(&'a self, other: &'a Self) -> Vec<&'a str> {
         let (mut a, mut b) = (self.parts.iter().peekable(), other.parts.iter().peekable());
         let mut out = vec![];
         loop {

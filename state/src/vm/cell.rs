@@ -2,7 +2,7 @@
 
 use super::command::{ClusterConfig, Command, Fact, Input, Interest, NodeFact, Report, Sight};
 use crate::{
-    Event, InstructionId, Key, Machine, NodeName, PodUid, Timestamp, Uid, VmiUid,
+    Event, InstructionId, Key, Machine, NodeName, PodUid, ResourceVersion, Timestamp, Uid, VmiUid,
     domain::{AckResult, Domain, DomainState, Outcome, RefusalReason},
     launcher_pod_name,
     object::{CommandId, Kind, ObjectRef, Refusal, Settled},
@@ -33,6 +33,7 @@ pub(super) enum What {
     CreatePod,
     CreateRevision(i64),
     DeleteRevision(i64),
+    ReadRevision(String),
     Write,
     Delete,
     Confirm,
@@ -429,7 +430,7 @@ impl Vm {
                     }
                     Some(o) => self.saw(o, true),
                     // The answer could not be read; asking at once would not help.
-                    None if *what == What::Confirm => self.each(at, Verb::Failed),
+                    None if matches!(what, What::Confirm | What::ReadRevision(_)) => self.each(at, Verb::Failed),
                     // Done, and the server did not show the object: look.
                     None if at != At::Revision => self.each(at, Verb::Doubt),
                     None => {}
@@ -460,6 +461,7 @@ impl Vm {
                     | What::Write
                     | What::Delete
                     | What::Confirm
+                    | What::ReadRevision(_)
                     | What::Instruct(_)
                     | What::Acknowledge(..) => {}
                 }
@@ -478,6 +480,7 @@ impl Vm {
                 | What::Write
                 | What::Delete
                 | What::Confirm
+                | What::ReadRevision(_)
                 | What::Instruct(_)
                 | What::Acknowledge(..) => {
                     self.each(at, Verb::Doubt);
@@ -490,6 +493,7 @@ impl Vm {
                         | What::Write
                         | What::Delete
                         | What::Confirm
+                        | What::ReadRevision(_)
                         | What::Instruct(_)
                         | What::Acknowledge(..) => {}
                     }
@@ -508,7 +512,11 @@ impl Vm {
                     }
                     self.pod.gone(&Uid::default());
                 }
-                (What::Confirm, At::Revision) => drop(self.revision.gone(&Uid::default())),
+                (What::ReadRevision(name), _) => {
+                    if self.revision_that_matters().as_ref() == Some(name) {
+                        self.revision.gone(&Uid::default());
+                    }
+                }
                 (What::DeleteRevision(g), _) => {
                     self.revisions.remove(g);
                 }
@@ -533,7 +541,7 @@ impl Vm {
                     What::Delete | What::DeleteRevision(_) => {
                         self.tell.push((about, true, "FailedDelete".into(), text))
                     }
-                    What::Write | What::Confirm | What::Instruct(_) | What::Acknowledge(..) => {}
+                    What::Write | What::Confirm | What::ReadRevision(_) | What::Instruct(_) | What::Acknowledge(..) => {}
                 }
                 match at {
                     At::Vm => self.vm.failed(now, Some(r.clone())),

@@ -16,7 +16,8 @@
 //! evidence that the domain has stopped ([`verdict`]), and a VMI that ended is never started again.
 //!
 //! # Files
-//! [`cell`] state and folding; [`plan`] the order of decisions; [`strategy`] shall it run; [`phase`] where the VMI stands;
+//! [`cell`] state and folding; [`plan`] the order of decisions; [`strategy`] shall it run; [`revision`] what it
+//! was made from; [`phase`] where the VMI stands;
 //! [`verdict`] evidence; [`pod`] pod and instructions; [`vmi_status`], [`vm_status`] what is written; [`teardown`] finalizers.
 
 pub mod cell;
@@ -24,6 +25,8 @@ pub mod command;
 pub mod phase;
 pub mod plan;
 pub mod pod;
+pub mod printable;
+pub mod revision;
 pub mod strategy;
 pub mod teardown;
 pub mod verdict;

@@ -4,12 +4,13 @@
 use super::{
     cell::{At, Vm, What},
     command::{Command, Note, Patch, Recipe, Source},
+    revision::revision_name,
     strategy::Wish,
 };
 use crate::{
     Millis, Timestamp,
     object::{Class, CommandId, Kind, ObjectRef},
-    observe::Strategy,
+    observe::{Strategy, VmView, VmiView},
     trace::Step,
 };
 use api::names;
@@ -111,10 +112,10 @@ impl Vm {
                 out.push(Command::Create { id, recipe, source, target });
             }
             Wish::Stop => {
-                // A rerun that is asked for must be in the VM's status before the VMI that failed is gone.
+                // What follows from this VMI (a rerun, a failed start) must be in the VM's status before it goes.
                 let rerun_pending =
                     vm.strategy == Strategy::RerunOnFailure && self.requests(&vm) != vm.status.state_change_requests;
-                if !rerun_pending {
+                if !rerun_pending && self.start_failure(&vm) == vm.status.start_failure {
                     self.delete_vmi(out);
                 }
             }
@@ -125,67 +126,43 @@ impl Vm {
     }
 
     /// The VM is as we know it and cannot vanish under its VMI.
-    fn may_create(&self, vm: &crate::observe::VmView) -> bool {
+    fn may_create(&self, vm: &VmView) -> bool {
         vm.meta.has_finalizer(VM_FINALIZER) && !self.vm.in_flight()
     }
 
-    /// A VMI of the VM's name that nobody controls becomes the VM's (as after a deletion that left it as an orphan).
+    /// A VMI of the VM's name that nobody controls becomes the VM's (as after a deletion that left it as an orphan). The VM
+    /// may be on its way out without our knowing, so it is read live before.
     fn plan_adoption(&mut self, out: &mut Vec<Command>) {
-        let (Some(vm), Some(vmi)) = (self.vm.get(), self.vmi.get()) else { return };
-        let adopt = vmi.owner.is_none()
-            && !vmi.foreign
-            && vm.meta.deleting.is_none()
-            && vmi.meta.deleting.is_none()
-            && !vmi.phase.is_final()
-            && vm.strategy != Strategy::Halted;
-        if !adopt || self.vmi.in_flight() {
+        let Some(vm) = self.vm.get().cloned() else { return };
+        let Some(vmi) = self.vmi.get().filter(|v| self.is_adoptable(&vm, v)).cloned() else { return };
+        if self.vmi.in_flight() || !self.vm.is_free(self.now) {
             return;
         }
+        if self.vm_read != Some(vm.meta.rv) {
+            return self.confirm(At::Vm, out);
+        }
+        let mut finalizers = vmi.meta.finalizers.clone();
+        if !vmi.meta.has_finalizer(VM_FINALIZER) {
+            finalizers.push(VM_FINALIZER.to_owned());
+        }
+        let owner =
+            crate::render::owner("kubevirt.io/v1", Kind::VirtualMachine.name(), &vm.meta.name, vm.meta.uid.as_str());
         let body = json!({"metadata": {
             "uid": vmi.meta.uid, "resourceVersion": vmi.meta.rv.to_string(),
-            "ownerReferences": [crate::render::owner("kubevirt.io/v1", Kind::VirtualMachine.name(), &vm.meta.name, vm.meta.uid.as_str())],
+            "ownerReferences": [owner], "finalizers": finalizers,
         }});
         self.patch(At::Vmi, self.vmi_ref(), false, Class::Urgent, "adopt", body, out);
+    }
+
+    /// Nobody controls the VMI, and both stay.
+    pub(super) fn is_adoptable(&self, vm: &VmView, vmi: &VmiView) -> bool {
+        vmi.owner.is_none() && !vmi.foreign && vm.meta.deleting.is_none() && vmi.meta.deleting.is_none()
     }
 
     pub(super) fn delete_vmi(&mut self, out: &mut Vec<Command>) {
         let target = self.vmi_ref();
         let id = self.issue(At::Vmi, What::Delete);
         out.push(Command::Delete { id, target });
-    }
-
-    /// The revision that records the spec from which the VMI is made, and the end of older ones.
-    fn plan_revision(&mut self, out: &mut Vec<Command>) {
-        let Some(vm) = self.vm.get().cloned() else { return };
-        if !self.revision.is_free(self.now) || vm.meta.deleting.is_some() {
-            return;
-        }
-        let recorded = self.own_vmi().and_then(|v| v.status.virtual_machine_revision_name.clone());
-        let of = |g| revision_name(vm.meta.uid.as_str(), g);
-        if recorded.as_deref() == Some(&of(vm.generation))
-            && self.own_vmi().is_some_and(|v| v.phase >= crate::observe::Phase::Scheduled)
-        {
-            self.revisions.insert(vm.generation);
-        }
-        let creating = self.flights.values().any(|(_, w)| *w == What::CreateVmi);
-        let wanted = creating || recorded.as_deref() == Some(&of(vm.generation));
-        if wanted && !self.revisions.contains(&vm.generation) {
-            let recipe = Recipe::Revision { vm: vm.vm_uid(), generation: vm.generation };
-            let source = Source { object: self.vm_ref(), rv: vm.meta.rv };
-            let target = self.reference(Kind::ControllerRevision, of(vm.generation), Default::default());
-            let id = self.issue(At::Revision, What::CreateRevision(vm.generation));
-            out.push(Command::Create { id, recipe, source, target });
-            return;
-        }
-        if let Some(g) = recorded.as_deref().and_then(generation_of_revision) {
-            self.revisions.insert(g);
-        }
-        let old = self.revisions.iter().copied().find(|g| *g < vm.generation && recorded.as_deref() != Some(&of(*g)));
-        if let Some(g) = old.filter(|_| self.own_vmi().is_some_and(|v| v.meta.deleting.is_none())) {
-            let target = self.reference(Kind::ControllerRevision, of(g), Default::default());
-            let id = self.issue(At::Revision, What::DeleteRevision(g));
-            out.push(Command::Delete { id, target });
-        }
     }
 
     /// Issues a patch unless the very same was just applied without effect.
@@ -303,16 +280,6 @@ impl Vm {
             None => vec![],
         }
     }
-}
-
-/// Name of the ControllerRevision of a VM's generation.
-pub fn revision_name(vm_uid: &str, generation: i64) -> String {
-    format!("revision-start-vm-{vm_uid}-{generation}")
-}
-
-/// Generation in a revision's name.
-pub fn generation_of_revision(name: &str) -> Option<i64> {
-    name.strip_prefix("revision-start-vm-")?.rsplit_once('-')?.1.parse().ok()
 }
 
 /// The finalizers of an object without ours.

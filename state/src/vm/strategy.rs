@@ -101,7 +101,11 @@ impl Vm {
             if !done {
                 break;
             }
-            q.remove(0);
+            let was_stop = q.remove(0).action == "Stop";
+            // A restart that the switch to Halted has overtaken is a stop.
+            if was_stop && vm.strategy == Strategy::Halted && q.first().is_some_and(|r| r.action == "Start") {
+                q.remove(0);
+            }
         }
         if let Some(v) = vmi.filter(|v| self.reruns(vm, v, q.first())) {
             let data = [(RERUN_OF.to_owned(), v.meta.uid.0.clone())].into();
@@ -130,7 +134,9 @@ impl Vm {
         if vmi.was(Phase::Running) {
             return None;
         }
-        if !vmi.phase.is_final() || old.as_ref().is_some_and(|o| o.last_failed_vmi_uid == vmi.meta.uid.0) {
+        // Deleted before it ran: somebody changed their mind, nothing failed. (One that failed is counted before we delete it.)
+        let recalled = vmi.meta.deleting.is_some();
+        if !vmi.phase.is_final() || recalled || old.as_ref().is_some_and(|o| o.last_failed_vmi_uid == vmi.meta.uid.0) {
             return old;
         }
         let n = old.map_or(0, |o| o.consecutive_fail_count).saturating_add(1);

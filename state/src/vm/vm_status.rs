@@ -3,17 +3,22 @@
 use super::{
     cell::{At, Vm, What},
     command::Command,
+    printable::Printable,
+    revision::Drift,
     strategy::Wish,
 };
 use crate::{
     condition::{self, Cond},
     object::Class,
-    observe::{Phase, Strategy, VmStatus, VmView, VmiView},
+    observe::{Strategy, VmStatus, VmView, VmiView},
 };
 use serde_json::{Map, Value, json};
 
 /// Conditions of a VM that do not come from its VMI.
 const OWN: [&str; 4] = ["Ready", "Failure", "RestartRequired", "ManualRecoveryRequired"];
+
+/// KubeVirt's words, which ours begin with.
+const RESTART_TEXT: &str = "a non-live-updatable field was changed in the template spec";
 
 impl Vm {
     pub(super) fn plan_vm(&mut self, out: &mut Vec<Command>) {
@@ -85,10 +90,10 @@ impl Vm {
         s.desired_generation = own.map(|_| vm.generation);
         s.observed_generation = own.and_then(|v| {
             let recorded = v.status.virtual_machine_revision_name.as_deref();
-            v.vm_generation.or_else(|| recorded.and_then(super::plan::generation_of_revision))
+            v.vm_generation.or_else(|| recorded.and_then(super::revision::generation_of_revision))
         });
         self.vm_conditions(vm, own, &mut s.conditions);
-        s.printable_status = self.printable(vm, &s).into();
+        s.printable_status = self.facts(vm, &s).word().name().into();
         s
     }
 
@@ -104,67 +109,20 @@ impl Vm {
             Some(wait) => condition::set(conds, Cond::new("Failure", true, wait.name().1, wait.message()), self.now),
             None => condition::remove(conds, "Failure"),
         }
-        if let Some(v) = own {
-            conds
-                .retain(|c| OWN.contains(&c.kind.as_str()) || condition::find(&v.status.conditions, &c.kind).is_some());
-            for c in v.status.conditions.iter().filter(|c| !OWN.contains(&c.kind.as_str())) {
-                condition::set(conds, c.clone(), self.now);
+        match self.drift(vm) {
+            Drift::Spec(changed) => {
+                let paths: Vec<_> = changed.iter().map(|p| format!("spec.template.spec.{p}")).collect();
+                let text = format!("{RESTART_TEXT}: {}", paths.join(", "));
+                condition::set(conds, Cond::new("RestartRequired", true, "", text), self.now);
             }
+            Drift::None | Drift::Same | Drift::Metadata => condition::remove(conds, "RestartRequired"),
+            Drift::Unknown => {}
         }
-    }
-
-    /// The word that people read: the first rule that matches.
-    fn printable(&self, vm: &VmView, s: &VmStatus) -> &'static str {
-        if vm.meta.deleting.is_some() {
-            return "Terminating";
+        let mirrored: &[Cond] = own.map_or(&[], |v| &v.status.conditions);
+        conds.retain(|c| OWN.contains(&c.kind.as_str()) || condition::find(mirrored, &c.kind).is_some());
+        for c in mirrored.iter().filter(|c| !OWN.contains(&c.kind.as_str())) {
+            condition::set(conds, c.clone(), self.now);
         }
-        let own = self.own_vmi();
-        let (creating, deleting) = (
-            self.flights.values().any(|(_, w)| *w == What::CreateVmi),
-            self.flights.values().any(|(at, w)| (at, w) == (&At::Vmi, &What::Delete)),
-        );
-        let sync =
-            own.and_then(|v| condition::find(&v.status.conditions, "Synchronized")).filter(|c| c.status == "False");
-        let sync = sync.map_or("", |c| c.reason.as_str());
-        let scheduled = own.and_then(|v| condition::find(&v.status.conditions, "PodScheduled"));
-        let unschedulable = scheduled.is_some_and(|c| c.status == "False" && c.reason == "Unschedulable");
-        match own.map(|v| (v.phase, v)) {
-            Some((p, v)) if !p.is_final() && (v.meta.deleting.is_some() || deleting) => return "Stopping",
-            Some((Phase::Running, v)) => {
-                let unknown = condition::find(&v.status.conditions, "Ready")
-                    .is_some_and(|c| c.reason == "NodeUnreachable" || c.reason == "NodeUnresponsive");
-                return match (unknown, condition::is_true(&v.status.conditions, "Paused")) {
-                    (true, _) => "Unknown",
-                    (false, true) => "Paused",
-                    (false, false) => "Running",
-                };
-            }
-            Some(_) | None => {}
-        }
-        if sync == "FailedPvcNotFound" {
-            return "ErrorPvcNotFound";
-        }
-        if unschedulable {
-            return "ErrorUnschedulable";
-        }
-        if let "ErrImagePull" = sync {
-            return "ErrImagePull";
-        }
-        if let "ImagePullBackOff" = sync {
-            return "ImagePullBackOff";
-        }
-        match own.map(|v| v.phase) {
-            Some(Phase::Unset | Phase::Pending | Phase::Scheduling | Phase::Scheduled) => return "Starting",
-            Some(Phase::Unknown) => return "Unknown",
-            Some(Phase::Running | Phase::Succeeded | Phase::Failed) | None => {}
-        }
-        if own.is_none() && creating {
-            return "Starting";
-        }
-        if vm.strategy.backs_off() && s.start_failure.as_ref().is_some_and(|f| f.consecutive_fail_count > 0) {
-            return "CrashLoopBackOff";
-        }
-        "Stopped"
     }
 
     fn class_of(&self, vm: &VmView, want: &VmStatus) -> Class {
@@ -173,11 +131,23 @@ impl Vm {
         let essential = old.state_change_requests != want.state_change_requests
             || old.start_failure != want.start_failure
             || (vm.strategy == Strategy::RerunOnFailure && old.run_strategy != want.run_strategy);
-        let passing = match want.printable_status.as_str() {
-            "Starting" | "Stopping" | "Terminating" => true,
+        let passing = match self.facts(vm, want).word() {
+            Printable::Starting
+            | Printable::Stopping
+            | Printable::Terminating
+            | Printable::WaitingForVolumeBinding => true,
             // Between two lives, or on the way out.
-            "Stopped" => self.own_vmi().is_some_and(|v| v.meta.deleting.is_some()) || vm.strategy == Strategy::Always,
-            _ => false,
+            Printable::Stopped => {
+                self.own_vmi().is_some_and(|v| v.meta.deleting.is_some()) || vm.strategy == Strategy::Always
+            }
+            Printable::Unknown
+            | Printable::Paused
+            | Printable::Running
+            | Printable::ErrorPvcNotFound
+            | Printable::ErrorUnschedulable
+            | Printable::ErrImagePull
+            | Printable::ImagePullBackOff
+            | Printable::CrashLoopBackOff => false,
         };
         let news = old.printable_status != want.printable_status && !passing;
         let became_ready = want.ready && !old.ready;

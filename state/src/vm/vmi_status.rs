@@ -69,11 +69,15 @@ impl Vm {
             meta.insert("finalizers".into(), json!(without(&vmi.meta.finalizers, &loose)));
         }
         let status = diff(&vmi.status, &want.status);
+        let moved = !meta.is_empty();
+        if let Some(generation) = self.generation_bump(&vmi) {
+            meta.insert("annotations".into(), json!({names::ANN_VM_GENERATION: generation.to_string()}));
+        }
         if meta.is_empty() && status.is_empty() {
             self.lazy.remove(&At::Vmi);
             return;
         }
-        let urgent = !meta.is_empty()
+        let urgent = moved
             || (next.phase != vmi.phase && next.class == Class::Urgent)
             || is_urgent(&vmi.status, &want.status, next.phase);
         let class = if urgent { Class::Urgent } else { Class::Lazy };

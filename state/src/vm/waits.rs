@@ -4,7 +4,7 @@
 //! A condition carries [`Wait::message`] under [`Wait::name`]; [`Wait::what`] and [`Wait::unblock`] are for explanations.
 
 use super::{
-    cell::{Told, Vm},
+    cell::{Told, Vm, What},
     strategy::Wish,
     vmi_status::SILENCE,
 };
@@ -523,21 +523,29 @@ impl Vm {
         if let Some(v) = self.vmi.get().filter(|_| self.own_vmi().is_none())
             && v.meta.deleting.is_none()
             && vm.strategy != Strategy::Halted
+            && !self.is_adoptable(vm, v)
         {
             return Some(Wait::ForeignInstance(format!(
                 "a VirtualMachineInstance {} exists that this VirtualMachine does not own",
                 self.key
             )));
         }
-        if let Some(wait) = troubled(
-            &self.vmi,
-            "instance",
-            true,
-            if self.own_vmi().is_none() { "FailedCreate" } else { "FailedUpdateError" },
-        ) {
-            return Some(wait);
-        }
-        self.crash_loop(vm)
+        let wanted = match self.wish(vm) {
+            Wish::Run { .. } => self.own_vmi().is_none() && vm.meta.deleting.is_none(),
+            Wish::Stay | Wish::Stop | Wish::NotBefore(_) | Wish::Unhalt | Wish::Bad(_) => false,
+        };
+        let refused = match &self.vmi_refused {
+            Some(What::CreateVmi) if wanted => Some("FailedCreate"),
+            // A creation that nobody asks for any more has not failed.
+            Some(What::CreateVmi) => None,
+            Some(What::Delete) => self.own_vmi().map(|_| "FailedDelete"),
+            Some(_) | None => self.own_vmi().map(|_| "FailedUpdateError"),
+        };
+        refused
+            .and_then(|reason| troubled(&self.vmi, "instance", true, reason))
+            .or_else(|| troubled(&self.revision, "record of its spec", true, "FailedCreate").filter(|_| vm.meta.deleting.is_none()))
+            .or_else(|| troubled(&self.vm, "virtual machine", true, "FailedUpdateError"))
+            .or_else(|| self.crash_loop(vm))
     }
 
     /// Starts that failed in a row. Why the last one did is kept in the VM's condition, because the instance goes away.
