@@ -53,6 +53,8 @@ pub struct World {
     pub wake: Option<u64>,
     pub writes: Vec<String>,
     pub refused: u32,
+    /// Live reads.
+    pub confirms: u32,
     pub notes: Vec<String>,
     /// The words of the notes.
     pub texts: Vec<String>,
@@ -107,6 +109,7 @@ impl World {
             wake: None,
             writes: vec![],
             refused: 0,
+            confirms: 0,
             notes: vec![],
             texts: vec![],
             told_interests: BTreeSet::new(),
@@ -167,6 +170,18 @@ impl World {
         let mut o = self.get(kind).unwrap().clone();
         merge(&mut o, &patch);
         self.put(kind, o);
+    }
+
+    /// A user changes the VM's spec.
+    pub fn edit_spec(&mut self, spec: Value) {
+        let generation = self.get(Kind::VirtualMachine).unwrap()["metadata"]["generation"].as_i64().unwrap_or(0);
+        self.edit(Kind::VirtualMachine, json!({"metadata": {"generation": generation + 1}, "spec": spec}));
+    }
+
+    /// The requests of a restart of the VMI that is there.
+    pub fn restart_request(&self) -> Value {
+        let uid = self.get(Kind::VirtualMachineInstance).unwrap()["metadata"]["uid"].clone();
+        json!([{"action": "Stop", "uid": uid}, {"action": "Start"}])
     }
 
     pub fn phase(&self) -> String {
@@ -344,10 +359,13 @@ impl World {
                 Some(_) => Settled::Conflict,
                 None => Settled::Gone,
             },
-            Command::Confirm { target, .. } => match self.objects.get(&(target.kind, target.name.clone())) {
-                Some(o) => Settled::Applied(observe::object(target.kind, o)),
-                None => Settled::Gone,
-            },
+            Command::Confirm { target, .. } => {
+                self.confirms += 1;
+                match self.objects.get(&(target.kind, target.name.clone())) {
+                    Some(o) => Settled::Applied(observe::object(target.kind, o)),
+                    None => Settled::Gone,
+                }
+            }
             Command::Instruct { order: Order::Acknowledge { pod, .. }, .. } => {
                 if let Some(l) = self.launchers.get_mut(pod.as_str()) {
                     l.acknowledged = true;
@@ -491,8 +509,13 @@ impl World {
         false
     }
 
-    /// The controller dies and comes back: it knows what a list says.
+    /// The controller dies and comes back: it is told what lists say, from the leaves up, as its driver does.
     pub fn restart(&mut self) {
+        let all: Vec<_> = self.objects.clone().into_iter().rev().collect();
+        self.restart_with(all);
+    }
+
+    fn restart_with(&mut self, all: Vec<((Kind, String), Value)>) {
         self.cell = Vm::new(Key::new("ns", "web"));
         self.settled.clear();
         self.sights.clear();
@@ -500,7 +523,7 @@ impl World {
         self.wake = None;
         self.session += 1;
         self.told_interests.clear();
-        for ((kind, _), o) in self.objects.clone() {
+        for ((kind, _), o) in all {
             if kind != Kind::ControllerRevision && kind != Kind::PersistentVolumeClaim {
                 self.feed(Input::Observed(Sight::Present(observe::object(kind, &o).unwrap())));
             }
@@ -592,7 +615,11 @@ impl World {
                     self.feed(Input::Elapsed);
                 }
             }
-            9 if crashes && d.chance(4) => self.restart(),
+            // In any order: the lists of two kinds are not of one moment.
+            9 if crashes && d.chance(4) => {
+                let all = self.objects.clone().into_iter().collect();
+                self.restart_with(all);
+            }
             _ => {}
         }
         self.check();

@@ -5,6 +5,11 @@ use super::model::{World, vm};
 use crate::{domain::Cause, object::Kind};
 use serde_json::{Value, json};
 
+mod deletion;
+mod revisions;
+mod status;
+mod strategies;
+
 pub(super) fn running(strategy: &str) -> World {
     let mut w = World::with(vm(strategy));
     w.settle(10_000);
@@ -23,6 +28,12 @@ pub(super) fn vmobj(w: &World) -> Value {
 pub(super) fn condition(o: &Value, kind: &str) -> Option<(String, String)> {
     let c = o["status"]["conditions"].as_array()?.iter().find(|c| c["type"] == kind)?.clone();
     Some((c["status"].as_str()?.into(), c["reason"].as_str().unwrap_or("").into()))
+}
+
+fn message(o: &Value, kind: &str) -> String {
+    let all = o["status"]["conditions"].as_array().cloned().unwrap_or_default();
+    let found = all.iter().find(|c| c["type"] == kind).and_then(|c| c["message"].as_str());
+    found.unwrap_or_default().to_owned()
 }
 
 pub(super) fn pod_uid(w: &World) -> String {

@@ -74,7 +74,7 @@ impl Vm {
         }
     }
 
-    fn desired_vm(&self, vm: &VmView) -> VmStatus {
+    pub(super) fn desired_vm(&self, vm: &VmView) -> VmStatus {
         let mut s = vm.status.clone();
         let own = self.own_vmi();
         s.created = own.is_some();
