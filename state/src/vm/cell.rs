@@ -541,7 +541,8 @@ impl Vm {
                     What::Delete | What::DeleteRevision(_) => {
                         self.tell.push((about, true, "FailedDelete".into(), text))
                     }
-                    What::Write | What::Confirm | What::ReadRevision(_) | What::Instruct(_) | What::Acknowledge(..) => {}
+                    What::Write | What::Confirm | What::ReadRevision(_) | What::Instruct(_) | What::Acknowledge(..) => {
+                    }
                 }
                 match at {
                     At::Vm => self.vm.failed(now, Some(r.clone())),

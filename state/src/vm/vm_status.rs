@@ -132,10 +132,9 @@ impl Vm {
             || old.start_failure != want.start_failure
             || (vm.strategy == Strategy::RerunOnFailure && old.run_strategy != want.run_strategy);
         let passing = match self.facts(vm, want).word() {
-            Printable::Starting
-            | Printable::Stopping
-            | Printable::Terminating
-            | Printable::WaitingForVolumeBinding => true,
+            Printable::Starting | Printable::Stopping | Printable::Terminating | Printable::WaitingForVolumeBinding => {
+                true
+            }
             // Between two lives, or on the way out.
             Printable::Stopped => {
                 self.own_vmi().is_some_and(|v| v.meta.deleting.is_some()) || vm.strategy == Strategy::Always

@@ -543,7 +543,10 @@ impl Vm {
         };
         refused
             .and_then(|reason| troubled(&self.vmi, "instance", true, reason))
-            .or_else(|| troubled(&self.revision, "record of its spec", true, "FailedCreate").filter(|_| vm.meta.deleting.is_none()))
+            .or_else(|| {
+                troubled(&self.revision, "record of its spec", true, "FailedCreate")
+                    .filter(|_| vm.meta.deleting.is_none())
+            })
             .or_else(|| troubled(&self.vm, "virtual machine", true, "FailedUpdateError"))
             .or_else(|| self.crash_loop(vm))
     }

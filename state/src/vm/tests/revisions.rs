@@ -25,7 +25,10 @@ fn rule_1_6_a_revision_records_the_spec_of_each_start_and_older_ones_go() {
     assert_eq!(r["revision"], 1);
     assert_eq!(r["data"]["spec"], vmobj(&w)["spec"]);
     let owner = &r["metadata"]["ownerReferences"][0];
-    assert_eq!((&owner["kind"], &owner["uid"], &owner["controller"]), (&json!("VirtualMachine"), &json!("vm-1"), &json!(true)));
+    assert_eq!(
+        (&owner["kind"], &owner["uid"], &owner["controller"]),
+        (&json!("VirtualMachine"), &json!("vm-1"), &json!(true))
+    );
     assert_eq!(vmi(&w)["status"]["virtualMachineRevisionName"], "revision-start-vm-vm-1-1");
     // A restart of the same generation writes none.
     let request = w.restart_request();
@@ -70,7 +73,11 @@ fn rule_1_6_the_generation_follows_in_one_write_where_the_template_is_the_same()
     assert_eq!(condition(&vmobj(&w), "RestartRequired"), None);
     let vmi_writes = w.writes[n..].iter().filter(|x| x.contains("VirtualMachineInstance")).count();
     assert_eq!(vmi_writes, 1, "{:?}", &w.writes[n..]);
-    assert_eq!(vmi(&w)["status"]["virtualMachineRevisionName"], "revision-start-vm-vm-1-1", "that is what it was made from");
+    assert_eq!(
+        vmi(&w)["status"]["virtualMachineRevisionName"],
+        "revision-start-vm-vm-1-1",
+        "that is what it was made from"
+    );
     assert_eq!(revisions(&w), ["revision-start-vm-vm-1-1"]);
     // And again, from a controller that knows nothing of before.
     w.restart();
@@ -128,7 +135,10 @@ fn rule_1_13_start_and_stop_clear_it() {
 #[test]
 fn rule_1_13_the_firmware_uuid_and_what_says_nothing_are_ignored() {
     let mut w = running("Always");
-    change(&mut w, json!({"domain": {"firmware": {"uuid": "5d307ca9-b3ef-428c-8861-06e72d69f223"}}, "tolerations": []}));
+    change(
+        &mut w,
+        json!({"domain": {"firmware": {"uuid": "5d307ca9-b3ef-428c-8861-06e72d69f223"}}, "tolerations": []}),
+    );
     assert_eq!(condition(&vmobj(&w), "RestartRequired"), None);
 }
 
@@ -171,5 +181,9 @@ fn an_adopted_instance_is_held_against_the_record_that_it_names() {
     w.put(Kind::VirtualMachine, again);
     w.settle(10_000);
     assert_eq!(vmi(&w)["metadata"]["ownerReferences"][0]["uid"], "vm-2");
-    assert!(message(&vmobj(&w), "RestartRequired").ends_with("spec.template.spec.hostname"), "{:?}", vmobj(&w)["status"]);
+    assert!(
+        message(&vmobj(&w), "RestartRequired").ends_with("spec.template.spec.hostname"),
+        "{:?}",
+        vmobj(&w)["status"]
+    );
 }

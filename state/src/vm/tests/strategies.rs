@@ -205,26 +205,29 @@ fn rule_1_2_only_the_head_of_the_requests_counts_and_it_goes_when_it_is_done() {
             })
             .collect()
     };
-    let (stop, old, start) = (("Stop", "vmi-1"), ("Stop", "gone"), ("Start", ""));
+    const STOP: (&str, &str) = ("Stop", "vmi-1");
+    const OLD: (&str, &str) = ("Stop", "gone");
+    const START: (&str, &str) = ("Start", "");
     let running = vmi_in(Phase::Running);
     let mut going = running.clone();
     going["metadata"]["deletionTimestamp"] = json!("1970-01-01T00:10:00Z");
-    let table: &[(Option<&Value>, &[(&str, &str)], &[(&str, &str)])] = &[
+    type Queue = &'static [(&'static str, &'static str)];
+    let table: &[(Option<&Value>, Queue, Queue)] = &[
         // A Stop stays while the VMI that it names is there, ...
-        (Some(&running), &[stop, start], &[stop, start]),
-        (Some(&going), &[stop, start], &[stop, start]),
+        (Some(&running), &[STOP, START], &[STOP, START]),
+        (Some(&going), &[STOP, START], &[STOP, START]),
         // ... and goes with it, or where it never named one that is there.
-        (None, &[stop, start], &[start]),
-        (Some(&running), &[old], &[]),
+        (None, &[STOP, START], &[START]),
+        (Some(&running), &[OLD], &[]),
         (Some(&running), &[("Stop", "")], &[]),
         (None, &[("Stop", "")], &[]),
         // A Start stays until there is a VMI that is not on its way out.
-        (None, &[start], &[start]),
-        (Some(&running), &[start], &[]),
-        (Some(&going), &[start], &[start]),
+        (None, &[START], &[START]),
+        (Some(&running), &[START], &[]),
+        (Some(&going), &[START], &[START]),
         // What nobody knows does not block the rest.
-        (None, &[("Dance", ""), start], &[start]),
-        (Some(&running), &[start, stop], &[stop]),
+        (None, &[("Dance", ""), START], &[START]),
+        (Some(&running), &[START, STOP], &[STOP]),
     ];
     for (vmi, before, after) in table {
         let status = json!({"stateChangeRequests": q(before)});
@@ -354,9 +357,9 @@ fn rule_1_2_a_stop_or_restart_with_a_grace_period_shortens_the_shutdown_under_wa
     let told = |w: &World| {
         w.flying
             .iter()
-            .filter_map(|c| match c {
-                crate::vm::Command::Instruct { order: crate::vm::Order::Do(i), .. } => Some((i.kind, i.deadline.0)),
-                _ => None,
+            .filter_map(|c| {
+                let crate::vm::Command::Instruct { order: crate::vm::Order::Do(i), .. } = c else { return None };
+                Some((i.kind, i.deadline.0))
             })
             .collect::<Vec<_>>()
     };
@@ -413,7 +416,11 @@ fn rule_1_8_each_failed_start_counts_once_and_the_pause_grows_over_restarts_of_t
             assert!(w.get(Kind::VirtualMachineInstance).is_none(), "{strategy} {n}: not before its time");
             w.kubelet = false;
             w.settle(2_000);
-            assert!(w.get(Kind::VirtualMachineInstance).is_some(), "{strategy} {n}: but then {:?}", vmobj(&w)["status"]);
+            assert!(
+                w.get(Kind::VirtualMachineInstance).is_some(),
+                "{strategy} {n}: but then {:?}",
+                vmobj(&w)["status"]
+            );
         }
         w.kubelet = true;
         w.settle(10_000);
