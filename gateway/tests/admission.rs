@@ -297,7 +297,28 @@ fn bad_specs() -> Vec<Row> {
         ("host name", json!({"hostname": "a.b"}), &[(INV, ".hostname")]),
         ("subdomain", json!({"subdomain": "a..b"}), &[(INV, ".subdomain")]),
         ("other architecture", json!({"architecture": "arm64"}), &[(NS, ".architecture")]),
-        ("probe", json!({"readinessProbe": {"tcpSocket": {"port": 1}}}), &[(NS, ".readinessProbe")]),
+        ("probe by command", json!({"readinessProbe": {"exec": {"command": ["a"]}}}), &[(NS, ".readinessProbe.exec")]),
+        (
+            "probe by the guest's agent",
+            json!({"livenessProbe": {"guestAgentPing": {}}}),
+            &[(NS, ".livenessProbe.guestAgentPing")],
+        ),
+        ("probe of no kind", json!({"livenessProbe": {"periodSeconds": 5}}), &[(REQ, ".livenessProbe")]),
+        (
+            "probe of two kinds",
+            json!({"readinessProbe": {"tcpSocket": {"port": 1}, "httpGet": {"port": 1}}}),
+            &[(INV, ".readinessProbe")],
+        ),
+        (
+            "probe over no network",
+            json!({"readinessProbe": {"tcpSocket": {"port": 1}}, "domain": {"devices": {"autoattachPodInterface": false}}}),
+            &[(INV, ".readinessProbe")],
+        ),
+        (
+            "paused start that would be found dead",
+            json!({"startStrategy": "Paused", "livenessProbe": {"tcpSocket": {"port": 1}}}),
+            &[(INV, ".startStrategy")],
+        ),
         ("access credentials", json!({"accessCredentials": [{"userPassword": {}}]}), &[(NS, ".accessCredentials")]),
         ("volume without source", volume(json!({"name": "root"})), &[(INV, ".volumes[0]")]),
         (
@@ -437,6 +458,11 @@ fn good_specs_are_accepted() {
         ("volume without a disk gets one", json!({"domain": {"devices": {"disks": null}}}), 1),
         ("more memory than any node has", json!({"domain": {"memory": {"guest": "100Ti"}}}), 0),
         ("memory from requests", json!({"domain": {"memory": null, "resources": {"requests": {"memory": "64M"}}}}), 0),
+        (
+            "probes over the network",
+            json!({"readinessProbe": {"httpGet": {"port": 80}}, "livenessProbe": {"tcpSocket": {"port": 22}, "periodSeconds": 3}}),
+            0,
+        ),
         ("no interface at all", json!({"domain": {"devices": {"autoattachPodInterface": false}}}), 0),
         (
             "cloud-init of 2048 bytes",
@@ -546,6 +572,10 @@ fn instances_belong_to_the_control_plane() {
     let mut forged = vmi(spec());
     forged["metadata"]["labels"] = json!({"kubevirt.io/created-by": "me"});
     assert_eq!(ask(input("VirtualMachineInstance", forged)).unwrap_err().causes()[0].1, "metadata.labels");
+    // Nor may anybody say that a machine is of another boot of its node: it would count as over.
+    let boot = changed(|o| o["metadata"]["annotations"] = json!({"virtfold.io/boot-id": "another"}));
+    assert_eq!(ask(boot.clone()).unwrap_err().causes()[0].1, "metadata.annotations[virtfold.io/boot-id]");
+    assert!(ask(AdmissionInput { user: controller.clone(), ..boot }).is_ok());
     // What the controller promised does not change either.
     let max = changed(|o| o["spec"]["domain"]["cpu"]["maxSockets"] = json!(9));
     assert_eq!(

@@ -79,6 +79,41 @@ struct Alive {
     thaw: Option<Boottime>,
     /// Until then the guest's next power-off is the first half of a reboot.
     rebooting: Option<Boottime>,
+    disk: DiskRetry,
+}
+
+/// When a guest that a disk error has stopped is let go on.
+#[derive(Debug, Default)]
+struct DiskRetry {
+    /// The next try.
+    at: Option<Boottime>,
+    /// Before the try that comes next.
+    pause: Duration,
+    /// From then on an error is a new one.
+    forgiven: Option<Boottime>,
+}
+
+impl DiskRetry {
+    fn stopped(&mut self) {
+        if self.at.is_some() {
+            return;
+        }
+        if self.forgiven.is_none_or(|t| Boottime::now() >= t) {
+            self.pause = limits::DISK_RETRY;
+        }
+        self.at = Some(Boottime::after(self.pause));
+    }
+
+    /// Until it is seen running there will be another try: the next error may be there before anybody has looked.
+    fn tried(&mut self) {
+        self.pause = (self.pause * 2).min(limits::DISK_RETRY_MAX);
+        self.at = Some(Boottime::after(self.pause));
+        self.forgiven = Some(Boottime::after(limits::DISK_RETRY_MAX));
+    }
+
+    fn runs(&mut self) {
+        self.at = None;
+    }
 }
 
 pub(crate) struct Core {
@@ -147,13 +182,14 @@ impl Core {
             Deadline,
             Press,
             Thaw,
+            Unpause,
         }
         loop {
             let (deadline, press) = (self.ending.deadline, self.ending.next_press);
             let next = {
-                let (events, agent, thaw) = match &mut self.life {
-                    Life::Alive(a) => (Some(&mut a.events), Some(&mut a.agent_level), a.thaw),
-                    Life::Empty | Life::Starting { .. } | Life::Over => (None, None, None),
+                let (events, agent, thaw, unpause) = match &mut self.life {
+                    Life::Alive(a) => (Some(&mut a.events), Some(&mut a.agent_level), a.thaw, a.disk.at),
+                    Life::Empty | Life::Starting { .. } | Life::Over => (None, None, None, None),
                 };
                 tokio::select! {
                     // Events before everything: an answer never speaks of a state that is already past.
@@ -165,6 +201,7 @@ impl Core {
                     () = at(deadline) => Next::Deadline,
                     () = at(press) => Next::Press,
                     () = at(thaw) => Next::Thaw,
+                    () = at(unpause) => Next::Unpause,
                 }
             };
             match next {
@@ -177,6 +214,7 @@ impl Core {
                 Next::Deadline => self.deadline(),
                 Next::Press => self.press(),
                 Next::Thaw => self.thaw(),
+                Next::Unpause => self.unpause(),
             }
         }
     }
@@ -365,6 +403,7 @@ impl Core {
             agent_open,
             thaw: None,
             rebooting: None,
+            disk: DiskRetry::default(),
         };
         self.life = Life::Alive(Box::new(alive));
         self.latch.settled(&start_id, Answer::Done("started".into()));
@@ -431,17 +470,39 @@ impl Core {
             Event::PoweredOff => self.finish(proto::agent::Cause::GuestShutdown, "the guest powered itself off"),
             Event::Panicked => self.finish(proto::agent::Cause::Panicked, "the guest's kernel panicked"),
             Event::Broken(problem) => self.finish(proto::agent::Cause::Crashed, &problem),
-            Event::Running if !self.ending.begun() => self.set_state(DomainState::Running, ""),
-            Event::Paused(why) if !self.ending.begun() => self.set_state(
-                DomainState::Paused,
-                match why {
+            Event::Running if !self.ending.begun() => {
+                alive.disk.runs();
+                self.set_state(DomainState::Running, "");
+            }
+            Event::Paused(why) if !self.ending.begun() => {
+                let reason = match why {
                     Paused::ByUser => "PausedByUser",
                     Paused::IoError => "PausedIOError",
-                },
-            ),
+                };
+                if why == Paused::IoError {
+                    alive.disk.stopped();
+                }
+                self.set_state(DomainState::Paused, reason);
+            }
             Event::Running | Event::Paused(_) => {}
             Event::Exited { code, signal, stderr } => self.exited(code, signal, &stderr),
         }
+    }
+
+    /// A disk error has stopped the guest for long enough: perhaps there is room again. If not, the next error says so.
+    fn unpause(&mut self) {
+        let Life::Alive(alive) = &mut self.life else { return };
+        if self.ending.begun() || self.level.borrow().domain.paused_reason != "PausedIOError" {
+            return alive.disk.runs();
+        }
+        tracing::info!(after = ?alive.disk.pause, "letting the guest go on after a disk error");
+        alive.disk.tried();
+        let domain = alive.domain.clone();
+        tokio::spawn(async move {
+            if let Err(error) = domain.resume().await {
+                tracing::warn!(%error, "letting the guest go on");
+            }
+        });
     }
 
     /// Folds the agent's words and the node's facts into the level.
@@ -542,5 +603,28 @@ async fn or_never<'a, T, O>(
     match thing {
         Some(t) => f(t).await,
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_that_a_disk_error_stops_again_waits_longer() {
+        let mut d = DiskRetry::default();
+        for pause in [10, 20, 40, 80, 160, 180, 180] {
+            d.stopped();
+            assert_eq!((d.pause.as_secs(), d.at.is_some()), (pause, true));
+            d.stopped();
+            assert_eq!(d.pause.as_secs(), pause, "the same error");
+            d.tried();
+            assert!(d.at.is_some(), "nobody has seen it run");
+            d.runs();
+            assert_eq!(d.at, None);
+        }
+        d.forgiven = Some(Boottime::now());
+        d.stopped();
+        assert_eq!(d.pause.as_secs(), 10, "it had run for long");
     }
 }

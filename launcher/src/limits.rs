@@ -9,6 +9,10 @@ pub const OUTCOME_DELIVERY: Duration = Duration::from_secs(15);
 pub const SERVER_FLUSH: Duration = Duration::from_secs(2);
 /// The power button is pressed again after this time: guests that are still booting ignore the first ones.
 pub const POWER_BUTTON_AGAIN: Duration = Duration::from_secs(5);
+/// First pause before a guest that a disk error has stopped is let go on: there may be room again. Doubles, as KubeVirt's.
+pub const DISK_RETRY: Duration = Duration::from_secs(10);
+/// Its longest pause. A guest that has run for longer than that begins anew.
+pub const DISK_RETRY_MAX: Duration = Duration::from_secs(180);
 /// How long QEMU gets to end by itself once asked to (`quit`, SIGTERM) before SIGKILL.
 pub const QUIT_GRACE: Duration = Duration::from_secs(3);
 /// QEMU answers most commands within milliseconds; under emulation on a busy machine within seconds.

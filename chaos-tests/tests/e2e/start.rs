@@ -5,23 +5,28 @@ use anyhow::{Result, ensure};
 use chaos_tests::e2e::{
     cluster::condition,
     manifest::vm,
+    process,
     vm::{START, Vm},
 };
+use serde_json::json;
 use std::{fs, time::Duration};
 
 #[test]
 fn a_guest_starts_answers_and_leaves_nothing_behind() -> Result<()> {
     e2e!();
     let (_turn, cluster) = shared()?;
-    let server =
-        Vm::running(cluster, &vm("start-server").user_data("#!/bin/sh\necho by $(hostname) >/run/by-user-data\n"))?;
+    let mut manifest = vm("start-server").user_data("#!/bin/sh\necho by $(hostname) >/run/by-user-data\n");
+    manifest.spec()["readinessProbe"] = json!({"httpGet": {"port": 80}, "periodSeconds": 1});
+    let server = Vm::running(cluster, &manifest)?;
     eprintln!("running after {:.1} s", server.applied.elapsed().as_secs_f32());
 
     let ip = server.ip()?;
     let parts = server.parts()?;
     ensure!(parts.ip == ip, "the pod has {}, the VMI shows {ip}", parts.ip);
     server.wait_printable("Running", START)?;
-    server.wait_condition("Ready", "True", START)?;
+    // Running, and not ready before its web server has answered.
+    let booting = server.vmi()?;
+    ensure!(condition(&booting, "Ready") == ("False", "ContainersNotReady"), "{}", booting["status"]);
 
     // The console, the name and the script of cloud-init, the address by DHCP.
     let mut console = server.shell()?;
@@ -37,7 +42,16 @@ fn a_guest_starts_answers_and_leaves_nothing_behind() -> Result<()> {
         (vmi["status"]["guestOSInfo"]["id"] == "virtfold-guest").then(|| vmi.clone())
     })?;
     ensure!(vmi["status"]["interfaces"][0]["interfaceName"] == "eth0", "{}", vmi["status"]["interfaces"]);
-    ensure!(condition(&vmi, "Ready") == ("True", condition(&vmi, "Ready").1));
+    ensure!(condition(&vmi, "AgentVersionNotSupported").0.is_empty(), "{}", vmi["status"]["conditions"]);
+    ensure!(vmi["status"]["machine"]["type"].as_str().is_some_and(|t| t.contains("q35")), "{}", vmi["status"]);
+    let volumes = json!([{"name": "cloudinit", "target": "vdb"}, {"name": "system", "target": "vda"}]);
+    ensure!(vmi["status"]["volumeStatus"] == volumes, "{}", vmi["status"]["volumeStatus"]);
+    ensure!(console.run("ls /sys/block | grep vd | tr '\\n' ' '")? == "vda vdb", "the guest calls its disks otherwise");
+    let overhead = vmi["status"]["memory"]["memoryOverhead"].as_str().unwrap_or_default().parse::<u64>()?;
+    ensure!((60 << 20..80 << 20).contains(&overhead), "{overhead}");
+    let own = process::resident_kib(parts.qemu).unwrap_or_default() * 1024;
+    ensure!(own < (128 << 20) + overhead + (128 << 20), "QEMU uses {own}, and was to use {overhead} beside its guest");
+    server.wait_condition("Ready", "True", START)?;
     let trace = vmi["metadata"]["annotations"]["virtfold.io/traceparent"].as_str().unwrap_or_default();
     ensure!(trace.len() == 55, "the VMI carries no trace: {trace:?}");
 

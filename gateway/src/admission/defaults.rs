@@ -23,6 +23,17 @@ pub fn spec(spec: &mut Value, settings: &Settings, uuid: &dyn Fn() -> String) {
         default(input, &["bus"], "usb");
         default(input, &["type"], "tablet");
     }
+    for probe in ["readinessProbe", "livenessProbe"] {
+        if get(spec, &[probe]).is_object() {
+            for (field, value) in
+                [("timeoutSeconds", 1), ("periodSeconds", 10), ("successThreshold", 1), ("failureThreshold", 3)]
+            {
+                if get(spec, &[probe, field]).as_i64().unwrap_or(0) == 0 {
+                    *at(spec, &[probe, field]) = json!(value);
+                }
+            }
+        }
+    }
     switches(spec);
     let watchdog = at(spec, &["domain", "devices"]);
     if let Some(model) = watchdog.get_mut("watchdog").and_then(|w| w.get_mut("i6300esb")) {
@@ -236,6 +247,18 @@ mod tests {
         );
         assert_eq!(s["volumes"][3]["containerDisk"]["imagePullPolicy"], "IfNotPresent");
         assert_eq!(s["volumes"][4]["containerDisk"]["imagePullPolicy"], "Always");
+    }
+
+    #[test]
+    fn probes_get_the_numbers_of_kubernetes() {
+        let s = done(
+            json!({"domain": {}, "readinessProbe": {"tcpSocket": {"port": 1}, "periodSeconds": 2, "failureThreshold": 0}}),
+        );
+        assert_eq!(
+            s["readinessProbe"],
+            json!({"tcpSocket": {"port": 1}, "timeoutSeconds": 1, "periodSeconds": 2, "successThreshold": 1, "failureThreshold": 3})
+        );
+        assert!(s.get("livenessProbe").is_none());
     }
 
     #[test]

@@ -102,6 +102,12 @@ fn update(mut input: AdmissionInput, context: &Context<'_>, p: &mut Problems) ->
             "modification of the following reserved kubevirt.io/ labels on a VMI object is prohibited",
         );
     }
+    // In which boot of its node it was started decides whether it is over.
+    let boot = ["metadata", "annotations", api::names::ANN_BOOT_ID];
+    if get(&input.object, &boot) != get(&old, &boot) {
+        let field = format!("metadata.annotations[{}]", api::names::ANN_BOOT_ID);
+        p.add(CauseType::NotSupported, &field, format!("{field} is the control plane's"));
+    }
     // A status edit is undone without a word, as KubeVirt does.
     let status = get(&old, &["status"]).clone();
     if status.is_null() {

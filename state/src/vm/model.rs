@@ -92,6 +92,39 @@ pub fn vm(strategy: &str) -> Value {
     })
 }
 
+/// The legal steps of a VMI's life, whatever happens in whatever order; each phase is recorded once, those that were too short
+/// to be written on their own included.
+fn check_phases(before: Option<&Value>, after: &Value) {
+    let phase = |o: &Value| observe::Phase::parse(o["status"]["phase"].as_str().unwrap_or_default());
+    let to = phase(after);
+    if let Some(from) = before.map(phase) {
+        use observe::Phase::*;
+        let legal: &[observe::Phase] = match from {
+            Unset => &[Unset, Pending, Scheduling, Scheduled, Failed],
+            Pending => &[Pending, Scheduling, Scheduled, Failed],
+            Scheduling => &[Scheduling, Scheduled, Failed],
+            Scheduled => &[Scheduled, Running, Succeeded, Failed],
+            Running => &[Running, Succeeded, Failed],
+            Succeeded => &[Succeeded],
+            Failed => &[Failed],
+            Unknown => &[Unknown],
+        };
+        assert!(legal.contains(&to), "{from:?} became {to:?}");
+    }
+    let recorded = after["status"]["phaseTransitionTimestamps"].as_array().cloned().unwrap_or_default();
+    let names: Vec<_> = recorded.iter().map(|t| t["phase"].as_str().unwrap()).collect();
+    let times: Vec<_> = recorded.iter().map(|t| t["phaseTransitionTimestamp"].as_str().unwrap()).collect();
+    let known = ["Pending", "Scheduling", "Scheduled", "Running"];
+    let lived = names.iter().take_while(|n| known.contains(n)).count();
+    let first = usize::from(names.first().is_some_and(|n| *n != "Pending"));
+    assert!(lived == 0 || names[..lived] == known[first..first + lived], "{names:?}");
+    assert!(names.len() <= lived + 1 && times.is_sorted(), "{names:?} {times:?}");
+    assert!(to == observe::Phase::Unset || names.last() == Some(&to.name()), "{to:?} is not recorded: {names:?}");
+    let authorised = after["status"]["activePods"].as_object().is_some_and(|p| p.len() == 1);
+    let was = names.contains(&"Scheduled");
+    assert_eq!(was, authorised, "authority goes with Scheduled, and stays: {after:#}");
+}
+
 impl World {
     pub fn new() -> Self {
         Self {
@@ -135,6 +168,11 @@ impl World {
             && m.get("finalizers").and_then(Value::as_array).is_none_or(Vec::is_empty)
             && kind != Kind::Pod;
         let seen = observe::object(kind, &o).unwrap();
+        if kind == Kind::VirtualMachineInstance {
+            let before =
+                self.objects.get(&(kind, name.clone())).filter(|b| b["metadata"]["uid"] == o["metadata"]["uid"]);
+            check_phases(before, &o);
+        }
         if over {
             self.objects.remove(&(kind, name));
             self.sights.push(Sight::Gone(seen.reference()));

@@ -46,6 +46,37 @@ pub(crate) fn spec(spec: &Value, base: &str, problems: &mut Problems) {
     disks::check(spec, base, problems);
     volumes::check(spec, base, problems);
     boot_order(spec, base, problems);
+    probes(spec, base, problems);
+}
+
+/// A probe has one way of asking, and asks over a network that is there.
+fn probes(spec: &Value, base: &str, problems: &mut Problems) {
+    let reachable = items(spec, &["networks"]).iter().any(|n| n.get("pod").is_some_and(Value::is_object));
+    for name in ["readinessProbe", "livenessProbe"] {
+        let (probe, field) = (get(spec, &[name]), format!("{base}.{name}"));
+        if probe.is_null() {
+            continue;
+        }
+        let ways = set(probe, &["exec", "guestAgentPing", "httpGet", "tcpSocket"]);
+        match ways[..] {
+            [] => problems.add(
+                CauseType::Required,
+                &field,
+                format!(
+                    "either {field}.tcpSocket, {field}.exec or {field}.httpGet must be set if a {field} is specified"
+                ),
+            ),
+            ["httpGet" | "tcpSocket"] if !reachable => {
+                problems.invalid(&field, format!("{field} is only allowed if the Pod Network is attached"));
+            }
+            [_] => {}
+            _ => problems.invalid(&field, format!("{field} must have exactly one probe type set")),
+        }
+    }
+    if text(spec, &["startStrategy"]) == "Paused" && !get(spec, &["livenessProbe"]).is_null() {
+        let field = format!("{base}.startStrategy");
+        problems.invalid(&field, format!("either {field} or {base}.livenessProbe should be provided.Pausing VMIs with LivenessProbe is not supported"));
+    }
 }
 
 /// Boot orders are positive, and unique over disks and interfaces.

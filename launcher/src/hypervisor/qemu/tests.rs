@@ -40,7 +40,7 @@ fn a_command_line_that_can_be_read() {
         arguments(&machine, &images, &Descriptors { monitor: 10, console: 11, agent: 12, taps: vec![13] }, &places);
     let has = |text: &str| assert!(line.iter().any(|a| a == text), "{text} is not in {line:#?}");
     has("q35,usb=off,vmport=off,hpet=off,acpi=on,smm=off,dump-guest-core=off");
-    has("tcg,thread=multi");
+    has("tcg,thread=multi,tb-size=128");
     has("Nehalem,x2apic=off");
     has("2,sockets=1,cores=2,threads=1,maxcpus=2");
     has("size=131072k");
