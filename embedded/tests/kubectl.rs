@@ -157,7 +157,7 @@ async fn kubectl_works_unchanged() {
 
     // Of a kind that nobody serves it is said that there is none.
     let err =
-        k.fails(&["apply", "-f", "-"], "apiVersion: none.example.com/v1\nkind: Nothing\nmetadata: {name: n}\n").await;
+        k.fails(&["apply", "-f", "-"], "apiVersion: none.example.com/v1\nkind: Nothing\nmetadata: {name: nothing}\n").await;
     assert!(err.contains("no matches for kind \"Nothing\" in version \"none.example.com/v1\""), "{err}");
 
     // Describing and explaining.

@@ -87,6 +87,11 @@ async fn up(options: args::Up) -> anyhow::Result<()> {
     for file in &options.authorities {
         embedded::images::authorities(file).with_context(|| format!("--registry-ca {}", file.display()))?;
     }
+    for (reference, folder) in &options.images {
+        let index = std::path::Path::new(folder).join("index.json");
+        std::fs::metadata(&index)
+            .with_context(|| format!("--image {reference}={folder}: no OCI layout, {} is missing", index.display()))?;
+    }
     let layout = Layout::make(&options.data_dir)?;
     let _lock = Lock::take(&layout.data)?;
     let telemetry = telemetry::init(&telemetry::Options {
