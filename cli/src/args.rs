@@ -92,6 +92,9 @@ pub struct Up {
     /// Ask another registry, `docker.io=http://127.0.0.1:5000` (may be given again)
     #[arg(long = "registry-mirror", value_name = "FROM=TO", value_parser = pair)]
     pub mirrors: Vec<(String, String)>,
+    /// Trust registries whose certificate was signed by one in this PEM file (may be given again)
+    #[arg(long = "registry-ca", value_name = "FILE")]
+    pub authorities: Vec<PathBuf>,
     /// Send traces to this OTLP/gRPC collector
     #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
     pub otlp_endpoint: Option<String>,

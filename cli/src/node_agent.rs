@@ -52,6 +52,12 @@ async fn client(config: &AgentConfig, tls: &Identity, ca: &str) -> anyhow::Resul
         .with_context(|| format!("{} or {} is damaged", config.cert.display(), config.key.display()))
 }
 
+/// The registries of the mirrors that were named with a scheme.
+fn schemed(mirrors: &[(String, String)], scheme: &str) -> Vec<String> {
+    let registry = |to: &String| Some(to.strip_prefix(scheme)?.split('/').next()?.to_owned());
+    mirrors.iter().filter_map(|(_, to)| registry(to)).collect()
+}
+
 async fn serve(config: AgentConfig, outside: File) -> anyhow::Result<()> {
     let telemetry = telemetry::init(&telemetry::Options {
         service: "virtfold-node-agent",
@@ -70,12 +76,10 @@ async fn serve(config: AgentConfig, outside: File) -> anyhow::Result<()> {
         root: layout.data("images"),
         local: config.images.clone(),
         mirrors: config.mirrors.clone(),
-        // A mirror that was named with http:// is one without TLS.
-        insecure: config
-            .mirrors
-            .iter()
-            .filter_map(|(_, to)| Some(to.strip_prefix("http://")?.split('/').next()?.to_owned()))
-            .collect(),
+        // The scheme that a mirror was named with says whether it has TLS.
+        insecure: schemed(&config.mirrors, "http://"),
+        secure: schemed(&config.mirrors, "https://"),
+        authorities: config.authorities.clone(),
         netns: Some(Arc::new(outside)),
     })
     .context("the image store cannot be used")?;

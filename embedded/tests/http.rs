@@ -174,3 +174,18 @@ async fn a_taken_port_is_named_and_certificates_say_who_somebody_is() {
     assert_eq!(answer["status"]["userInfo"]["username"], "admin");
     assert_eq!(answer["status"]["userInfo"]["groups"], json!(["system:masters", "system:authenticated"]));
 }
+
+#[tokio::test]
+async fn a_body_that_is_too_large_is_refused_and_the_client_reads_why() {
+    let dir = tempfile::tempdir().unwrap();
+    let up = listening(&server().await, dir.path()).await;
+    let config = kube::config::Kubeconfig::read_from(&up.kubeconfig).unwrap();
+    let config = kube::Config::from_custom_kubeconfig(config, &kube::config::KubeConfigOptions::default()).await;
+    let client = kube::Client::try_from(config.unwrap()).unwrap();
+    let body = json!({"metadata": {"name": "big"}, "data": {"a": "x".repeat(8 << 20)}}).to_string();
+    let request =
+        ::http::Request::post(MAPS).header("content-type", "application/json").body(body.into_bytes()).unwrap();
+    let refused = client.request::<Value>(request).await.unwrap_err();
+    let kube::Error::Api(status) = refused else { panic!("{refused}") };
+    assert_eq!((status.code, status.message.as_str()), (413, "Request entity too large: limit is 3145728"));
+}

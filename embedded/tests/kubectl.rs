@@ -155,6 +155,11 @@ async fn kubectl_works_unchanged() {
     assert!(k.ok(&["get", "secret", "s"]).await.contains("Opaque"));
     assert!(!k.ok(&["create", "token", "default"]).await.trim().is_empty());
 
+    // Of a kind that nobody serves it is said that there is none.
+    let err =
+        k.fails(&["apply", "-f", "-"], "apiVersion: none.example.com/v1\nkind: Nothing\nmetadata: {name: nothing}\n").await;
+    assert!(err.contains("no matches for kind \"Nothing\" in version \"none.example.com/v1\""), "{err}");
+
     // Describing and explaining.
     assert!(k.ok(&["describe", "pod", "p"]).await.contains("example/image:2"));
     assert!(k.ok(&["describe", "thing", "t"]).await.contains("Phase:"));

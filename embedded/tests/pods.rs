@@ -592,7 +592,13 @@ async fn what_cannot_run_says_why_and_what_may_run_later_does() {
     let waits = machine.until("waits", "says why", |p| state(p)["waiting"]["message"].is_string()).await;
     assert_eq!(state(&waits)["waiting"]["message"], "secret \"late\" not found");
     let pulls = machine.until("pulls", "cannot pull", |p| state(p)["waiting"]["reason"] == "ErrImagePull").await;
-    assert!(state(&pulls)["waiting"]["message"].as_str().unwrap().contains("broken.example/x:1"), "{pulls}");
+    let message = state(&pulls)["waiting"]["message"].as_str().unwrap().to_owned();
+    assert!(message.starts_with("failed to pull image \"broken.example/x:1\""), "{pulls}");
+    let waits_on = machine.until("pulls", "backs off", |p| state(p)["waiting"]["reason"] == "ImagePullBackOff").await;
+    assert_eq!(
+        state(&waits_on)["waiting"]["message"],
+        format!("Back-off pulling image \"broken.example/x:1\": ErrImagePull: {message}")
+    );
     let wrong =
         machine.until("no-program", "cannot run", |p| state(p)["waiting"]["reason"] == "CreateContainerError").await;
     assert!(state(&wrong)["waiting"]["message"].as_str().unwrap().contains("nowhere"), "{wrong}");

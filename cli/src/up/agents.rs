@@ -46,6 +46,9 @@ pub struct AgentConfig {
     pub images: Vec<(String, PathBuf)>,
     /// Registries that are asked instead of others.
     pub mirrors: Vec<(String, String)>,
+    /// Certificates, in PEM, that may vouch for registries.
+    #[serde(default)]
+    pub authorities: Vec<String>,
     /// Collector of traces.
     pub otlp_endpoint: Option<String>,
     /// How much of its journal is kept.

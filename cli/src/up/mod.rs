@@ -84,6 +84,14 @@ impl Story {
 
 async fn up(options: args::Up) -> anyhow::Result<()> {
     let story = Story(Instant::now());
+    for file in &options.authorities {
+        embedded::images::authorities(file).with_context(|| format!("--registry-ca {}", file.display()))?;
+    }
+    for (reference, folder) in &options.images {
+        let index = std::path::Path::new(folder).join("index.json");
+        std::fs::metadata(&index)
+            .with_context(|| format!("--image {reference}={folder}: no OCI layout, {} is missing", index.display()))?;
+    }
     let layout = Layout::make(&options.data_dir)?;
     let _lock = Lock::take(&layout.data)?;
     let telemetry = telemetry::init(&telemetry::Options {
@@ -333,6 +341,12 @@ async fn start_on(
             key: file("key"),
             images: options.images.iter().map(|(reference, folder)| (reference.clone(), absolute(folder))).collect(),
             mirrors: options.mirrors.clone(),
+            authorities: options
+                .authorities
+                .iter()
+                .map(|file| embedded::images::authorities(file))
+                .collect::<Result<_, _>>()
+                .context("--registry-ca")?,
             otlp_endpoint: collector.clone(),
             use_emulation: options.use_emulation,
             journal: options.journal.clone(),

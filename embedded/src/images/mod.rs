@@ -81,6 +81,18 @@ pub enum ImageError {
 }
 
 impl ImageError {
+    /// The image that was asked for.
+    #[must_use]
+    pub fn reference(&self) -> &str {
+        match self {
+            Self::Reference { reference, .. }
+            | Self::Never { reference }
+            | Self::Registry { reference, .. }
+            | Self::Io { reference, .. }
+            | Self::Content { reference, .. } => reference,
+        }
+    }
+
     /// The reason that a container waits for with this error.
     #[must_use]
     pub fn reason(&self) -> &'static str {
@@ -139,9 +151,31 @@ pub struct Options {
     pub mirrors: Vec<(String, String)>,
     /// Registries without TLS beside those on a loopback address.
     pub insecure: Vec<String>,
+    /// Registries on a loopback address that have TLS all the same.
+    pub secure: Vec<String>,
+    /// Certificates, in PEM, that may vouch for registries beside those that the machine trusts.
+    pub authorities: Vec<String>,
     /// Network namespace that registries are reached from (an open `/proc/self/ns/net` of before the process left it); none
     /// for the process's own.
     pub netns: Option<Arc<File>>,
+}
+
+/// Reads a file with certificates that may vouch for registries, as PEM.
+///
+/// # Errors
+/// When it cannot be read or there is no certificate in it.
+pub fn authorities(file: &Path) -> io::Result<String> {
+    use rustls::pki_types::pem::PemObject;
+    let text = std::fs::read_to_string(file)?;
+    let invalid = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why.to_owned());
+    let mut some = false;
+    for certificate in rustls::pki_types::CertificateDer::pem_slice_iter(text.as_bytes()) {
+        let der = certificate.map_err(|e| invalid(&e.to_string()))?;
+        x509_parser::parse_x509_certificate(&der)
+            .map_err(|e| invalid(&format!("a certificate in it is damaged: {e}")))?;
+        some = true;
+    }
+    if some { Ok(text) } else { Err(invalid("it holds no certificate in PEM")) }
 }
 
 /// The images of a machine.

@@ -10,11 +10,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::StreamExt;
 use futures::stream::BoxStream;
-use oci_client::client::{ClientConfig, ClientProtocol};
+use oci_client::client::{Certificate, CertificateEncoding, ClientConfig, ClientProtocol};
 use oci_client::errors::OciDistributionError;
 use oci_client::manifest::OciDescriptor;
 use oci_client::secrets::RegistryAuth;
 use oci_client::{Client, Reference, RegistryOperation};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use tokio::runtime::Runtime;
@@ -119,12 +121,18 @@ impl Source {
         // Something else in the process may have chosen already; any provider will do.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let registry = asked.resolve_registry().to_owned();
-        let plain = loopback(&registry) || options.insecure.contains(&registry);
+        let local = loopback(&registry) && !options.secure.contains(&registry);
+        let plain = local || options.insecure.contains(&registry);
+        let authorities = options.authorities.iter().flat_map(|pem| CertificateDer::pem_slice_iter(pem.as_bytes()));
+        let authorities = authorities
+            .filter_map(Result::ok)
+            .map(|der| Certificate { encoding: CertificateEncoding::Der, data: der.to_vec() });
         let client = Client::new(ClientConfig {
             protocol: if plain { ClientProtocol::HttpsExcept(vec![registry]) } else { ClientProtocol::Https },
             read_timeout: Some(SILENCE),
             connect_timeout: Some(CONNECT),
             user_agent: "virtfold",
+            extra_root_certificates: authorities.collect(),
             ..ClientConfig::default()
         });
         let netns = options.netns.clone();

@@ -159,16 +159,31 @@ struct Registry {
     breaks: Arc<Mutex<bool>>,
     /// Wanted credentials.
     basic: Arc<Mutex<Option<String>>>,
+    /// Where tokens are given out for the wanted credentials; without one they are shown to the registry itself.
+    realm: Arc<Mutex<Option<String>>>,
 }
+
+/// The token that the registry's token service gives out.
+const TOKEN: &str = "a-token-of-the-test";
 
 async fn answer(State(registry): State<Registry>, request: axum::extract::Request) -> axum::response::Response {
     use axum::http::{StatusCode, header};
     let path = request.uri().path().to_owned();
     if let Some(wanted) = registry.basic.lock().unwrap().clone() {
         let given = request.headers().get(header::AUTHORIZATION).and_then(|v| v.to_str().ok()).unwrap_or_default();
+        let realm = registry.realm.lock().unwrap().clone();
+        let (wanted, challenge) = match realm {
+            Some(_) if path == "/token" => (wanted, "Basic realm=\"tokens\"".to_owned()),
+            Some(realm) => (format!("Bearer {TOKEN}"), format!("Bearer realm=\"{realm}\",service=\"test\"")),
+            None => (wanted, "Basic realm=\"test\"".to_owned()),
+        };
         if given != wanted {
-            return (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, "Basic realm=\"test\"")], "{}")
-                .into_response();
+            let body = json!({"errors": [{"code": "UNAUTHORIZED", "message": "authentication required"}]}).to_string();
+            return (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, challenge)], body).into_response();
+        }
+        if path == "/token" {
+            assert!(request.uri().query().unwrap_or_default().contains("scope=repository"), "{}", request.uri());
+            return json!({"token": TOKEN, "expires_in": 300}).to_string().into_response();
         }
     }
     let name = path.rsplit('/').next().unwrap_or_default().to_owned();
@@ -202,10 +217,45 @@ async fn answer(State(registry): State<Registry>, request: axum::extract::Reques
 }
 
 impl Registry {
-    async fn start(made: &Made) -> (Self, String) {
+    fn with(made: &Made) -> Self {
         let this = Self::default();
         *this.blobs.lock().unwrap() = made.blobs.clone();
         this.tag.lock().unwrap().clone_from(&made.manifest);
+        this
+    }
+
+    /// With TLS, and a certificate that the authority in `folder` signed for localhost.
+    async fn start_tls(made: &Made, folder: &Path) -> (Self, String) {
+        let this = Self::with(made);
+        let pki = crate::pki::Pki::open(folder).unwrap();
+        let identity = pki.api_server(&[]).unwrap();
+        let tls = crate::server::https::Tls {
+            certificate_pem: identity.cert.into_bytes(),
+            key_pem: identity.key.into_bytes(),
+            client_ca_pem: pki.ca().as_bytes().to_vec(),
+        };
+        let acceptor = crate::server::https::acceptor(&tls).unwrap();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("localhost:{}", listener.local_addr().unwrap().port());
+        let app = axum::Router::new().fallback(answer).with_state(this.clone());
+        tokio::spawn(async move {
+            loop {
+                let (socket, _) = listener.accept().await.unwrap();
+                let (acceptor, app) = (acceptor.clone(), app.clone());
+                tokio::spawn(async move {
+                    // Whoever does not believe the certificate goes away.
+                    let Ok(stream) = acceptor.accept(socket).await else { return };
+                    let service = hyper_util::service::TowerToHyperService::new(app);
+                    let builder = hyper_util::server::conn::auto::Builder::new(hyper_util::rt::TokioExecutor::new());
+                    let _ = builder.serve_connection(hyper_util::rt::TokioIo::new(stream), service).await;
+                });
+            }
+        });
+        (this, address)
+    }
+
+    async fn start(made: &Made) -> (Self, String) {
+        let this = Self::with(made);
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let app = axum::Router::new().fallback(answer).with_state(this.clone());
@@ -274,6 +324,51 @@ async fn credentials_of_a_pull_secret_are_used() {
     assert!(store.ensure(&reference, PullPolicy::Always, &[]).await.is_err());
     let secret = PullSecret::parse(format!(r#"{{"auths": {{"{address}": {{"auth": "dTpw"}}}}}}"#).as_bytes()).unwrap();
     store.ensure(&reference, PullPolicy::Always, &[secret]).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_registry_with_tls_must_be_vouched_for_and_gives_tokens() {
+    let dir = tempfile::tempdir().unwrap();
+    let made = image(&[tar(&[("disk/disk.img", b"x")])]);
+    let (registry, address) = Registry::start_tls(&made, &dir.path().join("pki")).await;
+    *registry.basic.lock().unwrap() = Some("Basic dTpw".into());
+    *registry.realm.lock().unwrap() = Some(format!("https://{address}/token"));
+    let vouched = authorities(&dir.path().join("pki/ca.crt")).unwrap();
+    let _ = crate::pki::Pki::open(&dir.path().join("other")).unwrap();
+    let foreign = authorities(&dir.path().join("other/ca.crt")).unwrap();
+    let open = |authorities: Vec<String>| {
+        let options = Options {
+            root: dir.path().join("images"),
+            secure: vec![address.clone()],
+            authorities,
+            ..Options::default()
+        };
+        ImageStore::new(options).unwrap()
+    };
+    let reference = format!("{address}/private/guest:1");
+    let secret = |word: &str| {
+        use base64::Engine;
+        let word = base64::engine::general_purpose::STANDARD.encode(word);
+        PullSecret::parse(format!(r#"{{"auths": {{"{address}": {{"auth": "{word}"}}}}}}"#).as_bytes()).unwrap()
+    };
+    // A certificate that nobody vouches for, and one of somebody else's authority.
+    for store in [open(vec![]), open(vec![foreign])] {
+        let error = store.ensure(&reference, PullPolicy::Always, &[secret("u:p")]).await.unwrap_err();
+        let told = crate::pods::telling(&error);
+        assert!(told.contains(&reference) && told.contains("certificate"), "{told}");
+    }
+    // Nobody's and somebody else's credentials. Neither are said again.
+    let store = open(vec![vouched]);
+    for secrets in [vec![], vec![secret("u:wrong-word")]] {
+        let error = store.ensure(&reference, PullPolicy::Always, &secrets).await.unwrap_err();
+        let told = crate::pods::telling(&error);
+        assert!(told.contains("authentication required") && !told.contains("wrong-word"), "{told}");
+    }
+    assert_eq!(leftovers(dir.path()), Vec::<PathBuf>::new());
+    assert_eq!(store.ensure(&reference, PullPolicy::Always, &[secret("u:p")]).await.unwrap().digest, made.manifest);
+    // A file without a certificate is refused when it is named.
+    std::fs::write(dir.path().join("none"), "nothing").unwrap();
+    assert!(authorities(&dir.path().join("none")).unwrap_err().to_string().contains("no certificate"));
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@ use std::time::Duration;
 use axum::body::Body;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -24,6 +24,10 @@ use crate::auth::certificate;
 
 /// How long a client may take for its handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a client may take for the head of a request, its idle time before it with it.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(90);
+/// How often a client is asked whether it is still there, and how long it may take to answer.
+const KEEP_ALIVE: Duration = Duration::from_secs(30);
 /// How long open requests may go on after the end was asked for.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -109,6 +113,34 @@ pub fn acceptor(tls: &Tls) -> Result<TlsAcceptor, HttpsError> {
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
+/// Serves one connection until it ends, or until `stop` with a moment for what is open.
+async fn connection<IO, S>(io: IO, service: S, stop: &CancellationToken, peer: SocketAddr)
+where
+    IO: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
+    S: hyper::service::Service<http::Request<Incoming>, Response = super::Response, Error = std::convert::Infallible>
+        + Send
+        + 'static,
+    S::Future: Send + 'static,
+{
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    // A client that never ends its request, or that is gone without a word, holds nothing for ever.
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
+    builder.http2().timer(TokioTimer::new()).keep_alive_interval(KEEP_ALIVE).keep_alive_timeout(KEEP_ALIVE);
+    let connection = builder.serve_connection_with_upgrades(TokioIo::new(io), service);
+    tokio::pin!(connection);
+    tokio::select! {
+        ended = connection.as_mut() => {
+            if let Err(error) = ended {
+                tracing::debug!(%peer, %error, "a connection ended");
+            }
+        }
+        () = stop.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            let _ = tokio::time::timeout(DRAIN_TIMEOUT, connection).await;
+        }
+    }
+}
+
 impl ApiServer {
     /// Serves a listener until `stop`. Several listeners may be served at once.
     pub async fn serve(self, listener: TcpListener, acceptor: TlsAcceptor, stop: CancellationToken) {
@@ -139,23 +171,36 @@ impl ApiServer {
                     let (server, user) = (server.clone(), user.clone());
                     async move { Ok::<_, std::convert::Infallible>(server.handle(request.map(Body::new), user).await) }
                 });
-                let builder = auto::Builder::new(TokioExecutor::new());
-                let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
-                tokio::pin!(connection);
-                tokio::select! {
-                    ended = connection.as_mut() => {
-                        if let Err(error) = ended {
-                            tracing::debug!(%peer, %error, "a connection ended");
-                        }
-                    }
-                    () = stop.cancelled() => {
-                        connection.as_mut().graceful_shutdown();
-                        let _ = tokio::time::timeout(DRAIN_TIMEOUT, connection).await;
-                    }
-                }
+                connection(stream, service, &stop, peer).await;
             });
         }
         connections.close();
         let _ = tokio::time::timeout(DRAIN_TIMEOUT + Duration::from_secs(1), connections.wait()).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_never_ends_is_cut_off() {
+        for begun in ["GET /healthz HTT", "GET /healthz HTTP/1.1\r\nhost: a\r\nx-endless: "] {
+            let (mut client, server) = tokio::io::duplex(1 << 16);
+            let service = service_fn(|_: http::Request<Incoming>| async {
+                Ok::<_, std::convert::Infallible>(http::Response::new(Body::from("ok")))
+            });
+            let stop = CancellationToken::new();
+            let peer = SocketAddr::from(([127, 0, 0, 1], 1));
+            let served = tokio::spawn(async move { connection(server, service, &stop, peer).await });
+            client.write_all(begun.as_bytes()).await.unwrap();
+            let mut answer = Vec::new();
+            client.read_to_end(&mut answer).await.unwrap();
+            served.await.unwrap();
+            assert!(!String::from_utf8_lossy(&answer).contains("200"), "{begun}");
+        }
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use http::HeaderMap;
+use http::{HeaderMap, HeaderValue, header};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
@@ -15,6 +15,45 @@ use crate::semantics::Resource;
 
 fn path_of(group: &str, version: &str) -> String {
     if group.is_empty() { format!("api/{version}") } else { format!("apis/{group}/{version}") }
+}
+
+/// OpenAPI v2, as kubectl asks for it where a kind is in no document of v3: it says that there is nothing more, so that
+/// kubectl goes on to say that there is no such kind.
+#[derive(prost::Message)]
+struct V2 {
+    #[prost(string, tag = "1")]
+    swagger: String,
+    #[prost(message, optional, tag = "2")]
+    info: Option<V2Info>,
+    #[prost(message, optional, tag = "8")]
+    paths: Option<()>,
+    #[prost(message, optional, tag = "9")]
+    definitions: Option<()>,
+}
+
+#[derive(prost::Message)]
+struct V2Info {
+    #[prost(string, tag = "1")]
+    title: String,
+    #[prost(string, tag = "2")]
+    version: String,
+}
+
+const V2_PROTOBUF: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
+
+/// The document of OpenAPI v2, in the form that is asked for.
+pub(super) fn v2(headers: &HeaderMap) -> Response {
+    let (title, version) = ("Kubernetes", env!("CARGO_PKG_VERSION"));
+    let accept = headers.get(header::ACCEPT).and_then(|v| v.to_str().ok()).unwrap_or_default();
+    if !accept.contains("proto-openapi.spec.v2") {
+        let info = json!({"title": title, "version": version});
+        return respond::json(200, &json!({"swagger": "2.0", "info": info, "paths": {}, "definitions": {}}));
+    }
+    let info = Some(V2Info { title: title.into(), version: version.into() });
+    let document = V2 { swagger: "2.0".into(), info, paths: Some(()), definitions: Some(()) };
+    let mut response = Response::new(prost::Message::encode_to_vec(&document).into());
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(V2_PROTOBUF));
+    response
 }
 
 /// The documents that there are.

@@ -298,6 +298,7 @@ async fn other(inner: &Arc<Inner>, path: &str, request: http::Request<Body>) -> 
             inner.health(request.uri().query().unwrap_or_default()).await
         }
         "/version" => respond::json(200, &inner.version()),
+        "/openapi/v2" => openapi::v2(request.headers()),
         "/openapi/v3" => openapi::index(inner, request.headers()),
         p if p.starts_with("/openapi/v3/") => openapi::group(inner, p.trim_start_matches("/openapi/v3/")),
         _ => discovery::answer(inner, path, request.headers()).await,

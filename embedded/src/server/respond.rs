@@ -1,6 +1,7 @@
 //! Bodies in and out.
 
 use axum::body::Body;
+use futures::StreamExt;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use serde_json::{Map, Value, json};
 
@@ -10,6 +11,8 @@ use crate::semantics::strict;
 
 /// The largest body that is read.
 const BODY_BYTES_MAX: usize = 3 << 20;
+/// So much more is taken and thrown away: a client that is cut off while it sends does not read why.
+const BODY_BYTES_DRAINED: usize = 64 << 20;
 
 /// In which form a client wants objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,14 +104,24 @@ pub(super) fn warn(response: &mut Response, warnings: &[String]) {
 
 /// Reads a whole body.
 pub(super) async fn body(body: Body) -> Result<bytes::Bytes, Status> {
-    axum::body::to_bytes(body, BODY_BYTES_MAX).await.map_err(|e| {
-        let limit = format!("limit is {BODY_BYTES_MAX}");
-        if e.to_string().contains("length limit") {
-            Status::new(413, "RequestEntityTooLarge", format!("Request entity too large: {limit}"))
-        } else {
-            Status::bad_request(format!("reading the body: {e}"))
+    let broken = |e: axum::Error| Status::bad_request(format!("reading the body: {e}"));
+    let mut bytes = bytes::BytesMut::new();
+    let mut length = 0;
+    let mut stream = body.into_data_stream();
+    while let Some(part) = stream.next().await {
+        let part = part.map_err(broken)?;
+        length += part.len();
+        if length <= BODY_BYTES_MAX {
+            bytes.extend_from_slice(&part);
+        } else if length > BODY_BYTES_DRAINED {
+            break;
         }
-    })
+    }
+    if length > BODY_BYTES_MAX {
+        let limit = format!("limit is {BODY_BYTES_MAX}");
+        return Err(Status::new(413, "RequestEntityTooLarge", format!("Request entity too large: {limit}")));
+    }
+    Ok(bytes.freeze())
 }
 
 /// Decodes an object in JSON or YAML; also the paths of duplicate fields.

@@ -29,7 +29,7 @@ const RETRY_IMAGE: (Duration, Duration) = (Duration::from_secs(10), Duration::fr
 /// Why an attempt to prepare failed.
 enum Trouble {
     Never { reason: &'static str, message: String },
-    Later { waiting: Waiting, image: bool },
+    Later { waiting: Waiting, image: Option<String> },
 }
 
 impl From<VolumeError> for Trouble {
@@ -38,15 +38,16 @@ impl From<VolumeError> for Trouble {
         match error {
             VolumeError::Unsupported(message) => Self::Never { reason: "UnsupportedPod", message },
             VolumeError::Image(image) => {
-                Self::Later { waiting: Waiting { reason: image.reason().into(), message }, image: true }
+                let reference = image.reference().to_owned();
+                Self::Later { waiting: Waiting { reason: image.reason().into(), message }, image: Some(reference) }
             }
-            _ => Self::Later { waiting: Waiting { reason: "ContainerCreating".into(), message }, image: false },
+            _ => Self::Later { waiting: Waiting { reason: "ContainerCreating".into(), message }, image: None },
         }
     }
 }
 
 fn later(reason: &str, error: &dyn std::error::Error) -> Trouble {
-    Trouble::Later { waiting: Waiting { reason: reason.into(), message: telling(error) }, image: false }
+    Trouble::Later { waiting: Waiting { reason: reason.into(), message: telling(error) }, image: None }
 }
 
 /// Why this runner does not run a pod, if it does not.
@@ -121,24 +122,23 @@ impl Worker {
                 Trouble::Never { reason, message } => return self.refuse(reason, message).await,
                 Trouble::Later { waiting, image } => (waiting, image),
             };
-            let (first, longest) = if image { RETRY_IMAGE } else { RETRY };
+            let (first, longest) = if image.is_some() { RETRY_IMAGE } else { RETRY };
             let wait = delay.map_or(first, |d| d.saturating_mul(2)).clamp(first, longest);
             delay = Some(wait);
-            let reason = if image { "Failed" } else { "FailedMount" };
+            let reason = if image.is_some() { "Failed" } else { "FailedMount" };
             self.event(reason, &waiting.message.clone());
             self.waiting = Some(waiting);
             self.say().await;
-            if image && let Some(waiting) = &mut self.waiting {
-                // What is said from the next attempt on.
-                if waiting.reason == "ErrImagePull" {
-                    waiting.reason = "ImagePullBackOff".into();
-                    waiting.message = format!("Back-off pulling image: {}", waiting.message);
-                }
-            }
             let end = Instant::now() + wait;
+            // First it is said what went wrong, then that nothing is tried for a while.
+            let mut backs_off = image.map(|image| (Instant::now() + wait / 2, image));
             loop {
+                let at = backs_off.as_ref().map_or(end, |(at, _)| *at);
                 tokio::select! {
-                    () = sleep_until(end) => break,
+                    () = sleep_until(at) => match backs_off.take() {
+                        Some((_, image)) => self.back_off(&image).await,
+                        None => break,
+                    },
                     () = self.news() => {
                         if matches!(self.look(), Seen::Gone) || self.deleting() {
                             break;
@@ -147,6 +147,16 @@ impl Worker {
                 }
             }
         }
+    }
+
+    /// Says that an image is not asked for again for a while.
+    async fn back_off(&mut self, image: &str) {
+        let Some(waiting) = self.waiting.as_mut().filter(|w| w.reason == "ErrImagePull") else { return };
+        let why = std::mem::take(&mut waiting.message);
+        waiting.message = format!("Back-off pulling image {image:?}: ErrImagePull: {why}");
+        waiting.reason = "ImagePullBackOff".into();
+        self.event("BackOff", &format!("Back-off pulling image {image:?}"));
+        self.say().await;
     }
 
     /// One attempt. False: something happened to the pod meanwhile.
