@@ -708,7 +708,7 @@ impl Vm {
 }
 
 /// How an instance ended, in the words of its condition.
-fn ending(vmi: &VmiView) -> Option<String> {
+pub(super) fn ending(vmi: &VmiView) -> Option<String> {
     if !vmi.phase.is_final() {
         return None;
     }
