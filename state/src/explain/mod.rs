@@ -293,7 +293,9 @@ fn steps(story: &Story, facts: &Facts, now: Timestamp) -> Vec<StepTaken> {
         end,
         milliseconds: end.unwrap_or(now).since(start).0,
     };
-    let done = story.steps();
+    // Before there is an instance, the steps that are known are those of the one before.
+    let fresh = facts.vmi.is_none() && story.operation().is_some_and(|(_, stopping)| !stopping);
+    let done = if fresh { &[] } else { story.steps() };
     let mut all: Vec<_> = done.iter().map(|(s, from, to)| taken(*s, *from, Some(*to))).collect();
     let Some((began, stopping)) = story.operation() else { return all };
     let order = if stopping { &STOP[..] } else { &START[..] };

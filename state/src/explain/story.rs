@@ -129,9 +129,16 @@ impl Story {
         self.domain(at, &old, &new);
         self.end(at, &old, &new);
         self.waits(at, &old, &new);
-        if new.began.is_some() {
-            self.operation = new.began.map(|t| (t, new.stopping));
-            self.steps.clone_from(&new.steps);
+        if let Some(began) = new.began {
+            // A controller that takes over may think for a moment that it begins what is done already.
+            let from_the_start =
+                new.steps.first().map(|(s, ..)| matches!(s, Step::Create | Step::Shutdown | Step::Teardown));
+            if from_the_start != Some(false) {
+                self.operation = Some((began, new.stopping));
+            }
+            if from_the_start == Some(true) || (from_the_start == Some(false) && self.steps.is_empty()) {
+                self.steps.clone_from(&new.steps);
+            }
         }
         // What is not seen yet by a controller that has just begun is not gone.
         let another = matches!((&old.vmi, &new.vmi), (Some(a), Some(b)) if a.uid != b.uid) || new.no_vmi;
