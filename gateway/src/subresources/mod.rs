@@ -133,6 +133,15 @@ async fn object(asked: &Asked<'_>, parts: &mut Parts, body: Body) -> Result<Resp
                 .await
                 .map(|v| json_response(&v))
         }
+        (_, ["explain"]) => {
+            of(Method::GET)?;
+            let of = if asked.resource == "virtualmachines" { kubernetes::VM } else { kubernetes::VMI };
+            kubernetes::need(&asked.inner.config.client, of, asked.namespace, asked.name).await?;
+            match &asked.inner.config.explain {
+                Some(explain) => explain.explain(asked.namespace, asked.name).await.map(|v| json_response(&v)),
+                None => Err(Status::new(503, "ServiceUnavailable", "this gateway knows no controller that it could ask")),
+            }
+        }
         ("virtualmachines", ["portforward", port @ ..]) => {
             of(Method::GET)?;
             stream::port_of_vm(asked, port, parts).await
