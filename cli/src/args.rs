@@ -167,9 +167,11 @@ pub struct Status {
 
 /// `virtfold explain`.
 #[derive(Debug, Clone, Args)]
-#[command(after_help = "The answer comes from the controller that leads and from its journal; it needs the right to get \
+#[command(
+    after_help = "The answer comes from the controller that leads and from its journal; it needs the right to get \
     virtualmachines/explain (or virtualmachineinstances/explain) in subresources.kubevirt.io, which the role `view` has. \
-    With --journal it comes from the files alone, without a cluster. docs/explain.md describes the JSON.")]
+    With --journal it comes from the files alone, without a cluster. docs/explain.md describes the JSON."
+)]
 pub struct Explain {
     /// The machine: NAME, vm/NAME, vmi/NAME, or the name of its launcher pod: pod/NAME
     #[arg(value_name = "VM", required = true, num_args = 1..=2)]

@@ -44,11 +44,7 @@ pub fn install(server: &ApiServer, dial: &Dial, tls: Tls, explainer: Explainer) 
 struct Why(Explainer);
 
 impl gateway::Explain for Why {
-    fn explain(
-        &self,
-        namespace: &str,
-        name: &str,
-    ) -> BoxFuture<'static, Result<serde_json::Value, gateway::Status>> {
+    fn explain(&self, namespace: &str, name: &str) -> BoxFuture<'static, Result<serde_json::Value, gateway::Status>> {
         let (explainer, key) = (self.0.clone(), state::Key::new(namespace, name));
         Box::pin(async move {
             let failed = |code, reason, error: &dyn std::fmt::Display| {

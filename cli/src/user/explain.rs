@@ -62,11 +62,8 @@ async fn live(options: &args::Explain) -> anyhow::Result<Explanation> {
             (Kind::Vmi, name.to_owned())
         }
     };
-    let path = format!(
-        "/apis/subresources.kubevirt.io/v1/namespaces/{}/{}/{name}/explain",
-        cluster.namespace,
-        kind.plural()
-    );
+    let path =
+        format!("/apis/subresources.kubevirt.io/v1/namespaces/{}/{}/{name}/explain", cluster.namespace, kind.plural());
     serde_json::from_value(get(&cluster, &path).await?).context("the cluster's explanation is of another version")
 }
 
