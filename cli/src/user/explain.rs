@@ -221,7 +221,7 @@ mod tests {
             "web waits.\n\
              \nWaits for  a node for its launcher pod\n  because  0/1 nodes\n  unblock  add a node\n  \
              name     PodScheduled/Unschedulable\n  since    2026-01-01T10:00:02.000Z (2 min 10 s)\n\
-             \nSteps of the last start\n  create-vmi        0.012 s\n  place-pod       2 min 10 s so far\n\
+             \nSteps of the last start\n  create-vmi        0.012 s\n  place-pod      2 min 10 s so far\n\
              \nWhat happened (UTC), newest last\n  2026-01-01\n  10:00:00.000 user alice     created it\n  \
              10:00:02.500 the scheduler  found no node (3 times, last at 2026-01-01T10:00:09Z)\n"
         );
