@@ -28,6 +28,8 @@ pub enum Command {
     Down(Down),
     /// Show virtual machines and what they wait for
     Status(Status),
+    /// Say what happened to a virtual machine, what it waits for and what would help
+    Explain(Explain),
     /// Attach to the serial console of a virtual machine; ctrl-] leaves
     Console(Console),
     /// Open the screen of a virtual machine
@@ -158,6 +160,28 @@ pub struct Status {
     /// Of all namespaces
     #[arg(short = 'A', long)]
     pub all_namespaces: bool,
+    /// How to print
+    #[arg(short, long, value_enum)]
+    pub output: Option<Output>,
+    /// Which cluster
+    #[command(flatten)]
+    pub target: Target,
+}
+
+/// `virtfold explain`.
+#[derive(Debug, Clone, Args)]
+#[command(
+    after_help = "The answer comes from the controller that leads and from its journal; it needs the right to get \
+    virtualmachines/explain (or virtualmachineinstances/explain) in subresources.kubevirt.io, which the role `view` has. \
+    With --journal it comes from the files alone, without a cluster. docs/explain.md describes the JSON."
+)]
+pub struct Explain {
+    /// The machine: NAME, vm/NAME, vmi/NAME, or the name of its launcher pod: pod/NAME
+    #[arg(value_name = "VM", required = true, num_args = 1..=2)]
+    pub machine: Vec<String>,
+    /// Read a controller's journal in this folder instead of asking the cluster
+    #[arg(long, value_name = "DIR")]
+    pub journal: Option<PathBuf>,
     /// How to print
     #[arg(short, long, value_enum)]
     pub output: Option<Output>,

@@ -32,6 +32,7 @@ async fn serve(options: &Controller) -> anyhow::Result<()> {
         tls: identity(&options.tls)?,
         lease: reconcilers::LeaseConfig { namespace: options.namespace.clone(), ..Default::default() },
         journal: options.journal.clone().map(|dir| options.bounds.config(dir, "controller")),
+        explainer: reconcilers::Explainer::default(),
         cluster: state::vm::ClusterConfig::default(),
         stop,
     })

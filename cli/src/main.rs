@@ -12,7 +12,7 @@ mod user;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser};
+use clap::{CommandFactory, FromArgMatches};
 
 use args::{Cli, Command};
 
@@ -28,7 +28,8 @@ fn main() -> ExitCode {
     if std::path::Path::new(&name).file_name().is_some_and(|n| n == "kubectl-virtfold") {
         command = command.bin_name("kubectl virtfold");
     }
-    let cli = match Cli::try_parse() {
+    let parsed = command.clone().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
+    let cli = match parsed {
         Ok(cli) => cli,
         Err(error) => {
             let _ = error.print();

@@ -17,6 +17,8 @@ pub mod subresources;
 
 use std::sync::Arc;
 
+use futures::future::BoxFuture;
+
 pub use admission::{AdmissionInput, AdmissionOutput, Operation, Settings, User};
 pub use limits::PATIENCE;
 pub use proto::transport::{Dial, Tls};
@@ -34,6 +36,12 @@ pub enum Authorization {
     Review,
 }
 
+/// Answers "why": the leading controller, wherever it is.
+pub trait Explain: Send + Sync {
+    /// The explanation of a machine that exists, as JSON, or what to say instead.
+    fn explain(&self, namespace: &str, name: &str) -> BoxFuture<'static, Result<serde_json::Value, Status>>;
+}
+
 /// What a gateway is told when it is made.
 #[derive(Clone)]
 pub struct Config {
@@ -47,6 +55,8 @@ pub struct Config {
     pub settings: Settings,
     /// Who authorises.
     pub authorization: Authorization,
+    /// Who explains; `None` where no controller can be asked.
+    pub explain: Option<Arc<dyn Explain>>,
     /// How long a verb or a stream waits for a node agent that is not ready; [`PATIENCE`] unless somebody is in a hurry.
     pub patience: std::time::Duration,
 }

@@ -107,7 +107,7 @@ fn a_machine_keeps_only_what_must_not_change() {
     merge(
         &mut want,
         &json!({
-            "metadata": {"annotations": {"virtfold.io/traceparent": TRACE}, "finalizers": ["kubevirt.io/virtualMachineControllerFinalize"]},
+            "metadata": {"annotations": {"virtfold.io/changed-by": "somebody", "virtfold.io/traceparent": TRACE}, "finalizers": ["kubevirt.io/virtualMachineControllerFinalize"]},
             "spec": {"template": {"spec": {"architecture": "amd64", "domain": {"machine": {"type": "q35"},
                 "firmware": {"uuid": "5d307ca9-b3ef-428c-8861-06e72d69f223", "serial": "5d307ca9-b3ef-428c-8861-06e72d69f223"}}}}},
         }),
@@ -616,8 +616,10 @@ fn requests_that_nobody_carries_out_are_refused() {
         |o: Value, n: Value| ask(AdmissionInput { subresource: "status".into(), ..update("VirtualMachine", o, n) });
     assert_eq!(ask_status(old.clone(), new).unwrap_err().causes()[0].1, "status.volumeRequests");
     let mut fine = old.clone();
-    fine["status"] = json!({"stateChangeRequests": [{"action": "Start"}]});
-    assert_eq!(ask_status(old, fine.clone()).unwrap().object, fine);
+    fine["status"] = json!({"stateChangeRequests": [{"action": "Start", "data": {"virtfold.io/requested-by": "ann"}}]});
+    let taken = ask_status(old, fine.clone()).unwrap().object;
+    fine["status"]["stateChangeRequests"][0]["data"]["virtfold.io/requested-by"] = json!("somebody");
+    assert_eq!(taken, fine, "a request has the name of whoever makes it, whatever it says");
     for kind in ["VirtualMachineInstanceReplicaSet", "VirtualMachineInstanceMigration", "VirtualMachineInstancePreset"]
     {
         assert_eq!(ask(input(kind, json!({"metadata": {"name": "a"}}))).unwrap_err().code, 422);

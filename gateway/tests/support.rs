@@ -23,6 +23,16 @@ use proto::transport::{Tls, direct, server_tls};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
+/// A controller that explains everything in the same way.
+struct Why;
+
+impl gateway::Explain for Why {
+    fn explain(&self, namespace: &str, name: &str) -> BoxFuture<'static, Result<Value, gateway::Status>> {
+        let explained = json!({"kind": "Explanation", "namespace": namespace, "name": name});
+        Box::pin(async move { Ok(explained) })
+    }
+}
+
 pub const NODE: &str = "node-1";
 /// How long the gateway of a test waits for an agent.
 pub const PATIENCE: Duration = Duration::from_secs(1);
@@ -202,6 +212,7 @@ pub async fn world_with(authorization: Authorization) -> World {
         tls: tls(pki.client("virtfold-gateway", None).unwrap()),
         settings: Settings { trusted: vec!["virtfold-gateway".into()], ..Settings::default() },
         authorization,
+        explain: Some(Arc::new(Why)),
         patience: PATIENCE,
     };
     let gateway = Gateway::new(config);

@@ -8,14 +8,26 @@ use proto::agent::VerbReply;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
+/// Who asks in these tests.
+const USER: &str = "admin";
+
 const PAUSED: &str = r#"[{"type": "Paused", "status": "True"}]"#;
 
 fn message(status: &Value) -> &str {
     status["message"].as_str().unwrap_or_default()
 }
 
+/// The requests, all of which say who asked.
 async fn requests(world: &World) -> Value {
-    world.vm().await["status"]["stateChangeRequests"].clone()
+    let mut all = world.vm().await["status"]["stateChangeRequests"].clone();
+    for request in all.as_array_mut().into_iter().flatten() {
+        let data = request["data"].as_object_mut().unwrap();
+        assert_eq!(data.remove("virtfold.io/requested-by"), Some(json!(USER)));
+        if data.is_empty() {
+            request.as_object_mut().unwrap().remove("data");
+        }
+    }
+    all
 }
 
 #[tokio::test]
@@ -47,6 +59,9 @@ async fn discovery_and_health() {
         ("GET", "vm/start", 405),
         ("PUT", "vm/start", 404),
         ("PUT", "vmi/pause", 404),
+        ("PUT", "vm/explain", 405),
+        ("GET", "vm/explain", 404),
+        ("GET", "vmi/explain", 404),
     ] {
         let (got, status) = world.verb(method, what, None).await;
         assert_eq!(got, code, "{method} {what}: {status}");
@@ -61,6 +76,8 @@ async fn discovery_and_health() {
 async fn a_machine_is_started_and_stopped_by_its_strategy() {
     let world = world().await;
     let made = world.make_vm("Halted").await;
+    let (code, why) = world.verb("GET", "vm/explain", None).await;
+    assert_eq!((code, &why["name"]), (200, &json!("a")), "what the controller says of it");
     let trace = made["metadata"]["annotations"]["virtfold.io/traceparent"].clone();
     let (code, body) = world.verb("PUT", "vm/start", Some(json!({"dryRun": ["All"]}))).await;
     assert_eq!((code, body), (202, json!("")));
@@ -69,6 +86,7 @@ async fn a_machine_is_started_and_stopped_by_its_strategy() {
     let vm = world.vm().await;
     assert_eq!(vm["spec"]["runStrategy"], "Always");
     assert_ne!(vm["metadata"]["annotations"]["virtfold.io/traceparent"], trace, "a new operation is a new trace");
+    assert_eq!(vm["metadata"]["annotations"]["virtfold.io/changed-by"], USER, "and not the gateway, which wrote it");
     let (code, status) = world.verb("PUT", "vm/start", None).await;
     assert_eq!(
         (code, message(&status)),

@@ -6,6 +6,7 @@
 use crate::{
     events::Events,
     executor::Executor,
+    explain::Question,
     hub::{Entry, Hub, Queue},
     sessions::{Heard, Sessions},
 };
@@ -116,7 +117,11 @@ pub struct Driver {
 
 impl Driver {
     /// Runs until the leader has to stop.
-    pub async fn run(parts: Parts, mut heard: mpsc::Receiver<Heard>) -> DriverError {
+    pub async fn run(
+        parts: Parts,
+        mut heard: mpsc::Receiver<Heard>,
+        mut asked: mpsc::Receiver<Question>,
+    ) -> DriverError {
         let (answers, mut answered) = mpsc::channel(ANSWERS);
         let mut d = Self {
             parts,
@@ -149,10 +154,18 @@ impl Driver {
                     None => return DriverError::Closing,
                 },
                 () = d.until(deadline) => d.elapse(),
+                Some(question) = asked.recv() => d.answer(question),
                 entry = queue.next() => d.entry(entry),
             }
             d.drain();
         }
+    }
+
+    /// A copy of a cell, for whoever asks.
+    fn answer(&self, question: Question) {
+        let cell = self.vms.get(&question.key).map(|c| Box::new(c.machine.clone()));
+        // Who asked may have lost patience.
+        let _ = question.answer.send(cell);
     }
 
     /// The clock, which never goes back.

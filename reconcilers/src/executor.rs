@@ -204,13 +204,13 @@ fn failed<O>(kind: Kind, error: kube::Error, write: bool) -> Settled<O> {
                 let after = s.details.as_ref().map_or(0, |d| d.retry_after_seconds);
                 Settled::Busy { after: if after > 0 { Millis::secs(u64::from(after)) } else { BUSY } }
             }
-            code @ 400..=499 => Settled::Refused(Refusal {
-                code,
-                reason: s.reason,
+            code => {
                 // A 422 quotes the object, which may hold secrets.
-                message: if code == 422 { invalid(kind, s.details.as_ref()) } else { s.message },
-            }),
-            _ => Settled::Unknown,
+                let message = if code == 422 { invalid(kind, s.details.as_ref()) } else { s.message };
+                let refusal = Refusal { code, reason: s.reason, message };
+                // A server that failed may have done it all the same.
+                if (400..=499).contains(&code) || !write { Settled::Refused(refusal) } else { Settled::Failed(refusal) }
+            }
         },
         other => {
             tracing::warn!(kind = kind.name(), error = %other, write, "no answer from the API server");

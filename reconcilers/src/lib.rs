@@ -13,12 +13,14 @@
 mod driver;
 mod events;
 mod executor;
+mod explain;
 pub mod hub;
 pub mod lease;
 mod session;
 mod sessions;
 
 pub use driver::DriverError;
+pub use explain::{ExplainError, Explainer, find as find_in_journal, journal as read_journal};
 pub use lease::{LeaseConfig, LeaseError};
 pub use session::SessionError;
 
@@ -51,6 +53,8 @@ pub struct Config {
     pub lease: LeaseConfig,
     /// Where the journal goes, and how much of it is kept; `None` for no journal.
     pub journal: Option<telemetry::journal::Config>,
+    /// Answers questions about the cells while this process leads.
+    pub explainer: Explainer,
     /// What rendering needs.
     pub cluster: ClusterConfig,
     /// Ends [`run`], giving the Lease up.
@@ -89,6 +93,7 @@ pub async fn run(config: Config) -> Result<(), Error> {
         l = lease::acquire(client, config.lease.clone(), instance.clone()) => l?,
     };
     let journal = Journal::open(config.journal.clone(), instance.as_str(), Some(leadership.epoch));
+    let asked = config.explainer.leads(journal.flusher(), config.journal.as_ref().map(|j| j.dir.clone()));
     let (epoch, until) = (leadership.epoch, leadership.until.subscribe());
     tokio::select! {
         () = config.stop.cancelled() => {
@@ -123,7 +128,7 @@ pub async fn run(config: Config) -> Result<(), Error> {
     let result = tokio::select! {
         () = config.stop.cancelled() => Ok(()),
         lost = leadership.keep() => Err(lost.into()),
-        error = driver::Driver::run(parts, heard) => Err(error.into()),
+        error = driver::Driver::run(parts, heard, asked) => Err(error.into()),
     };
     sessions.close();
     if result.is_ok() {

@@ -12,6 +12,7 @@
 pub mod agent;
 pub mod condition;
 pub mod domain;
+pub mod explain;
 pub mod ids;
 pub mod journal;
 pub mod node;

@@ -132,7 +132,7 @@ impl Node {
                     Settled::Applied(None) | Settled::Conflict | Settled::Unknown | Settled::Acked(_) => {
                         self.node.failed(self.now, None);
                     }
-                    Settled::Refused(r) => self.node.failed(self.now, Some(r.clone())),
+                    Settled::Refused(r) | Settled::Failed(r) => self.node.failed(self.now, Some(r.clone())),
                     Settled::Busy { after } => self.node.hold(self.now.after(*after)),
                 }
             }

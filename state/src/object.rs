@@ -97,6 +97,8 @@ pub enum Settled<O> {
     },
     /// It may or may not have been done.
     Unknown,
+    /// The same, and the server said that it failed (5xx), and why.
+    Failed(Refusal),
     /// A node agent's answer to an instruction.
     Acked(crate::domain::AckResult),
 }

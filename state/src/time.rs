@@ -28,6 +28,12 @@ impl Timestamp {
         Self(self.0.saturating_add(d.0))
     }
 
+    /// RFC 3339 in UTC with milliseconds.
+    pub fn precise(self) -> String {
+        let whole = self.to_string();
+        format!("{}.{:03}Z", whole.trim_end_matches('Z'), self.0 % 1000)
+    }
+
     /// Time since `earlier`; zero where that is in the future.
     pub const fn since(self, earlier: Timestamp) -> Millis {
         Millis(self.0.saturating_sub(earlier.0))

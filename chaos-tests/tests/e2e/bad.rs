@@ -95,8 +95,9 @@ fn admission_says_what_is_wrong() -> Result<()> {
     Ok(())
 }
 
-/// Waits for a status of the VM and for words in its conditions, its instance's, or its events.
-fn complains(vm: &Vm, statuses: &[&str], words: &[&str]) -> Result<()> {
+/// Waits for a status of the VM and for words in its conditions, its instance's, or its events; and until `virtfold explain`
+/// gives the cause in words that `kubectl describe` shows, too, with what would help.
+pub(super) fn complains(vm: &Vm, statuses: &[&str], words: &[&str], remedy: &str) -> Result<()> {
     wait::until(&format!("a complaint about {}", vm.name), START, || {
         let object = vm.vm()?;
         let status = object["status"]["printableStatus"].as_str().unwrap_or_default();
@@ -107,7 +108,28 @@ fn complains(vm: &Vm, statuses: &[&str], words: &[&str]) -> Result<()> {
         let all = statuses.contains(&status) && words.iter().all(|word| said.contains(word));
         Ok(if all { Ok(()) } else { Err(format!("status {status}, said: {said}")) })
     })
+    .and_then(|()| explains(vm, words, remedy))
     .map_err(|error| error.context(vm.story()))
+}
+
+/// The explanation names the cause and the remedy, in words that `kubectl describe` shows in a condition or an Event.
+fn explains(vm: &Vm, words: &[&str], remedy: &str) -> Result<()> {
+    wait::until(&format!("an explanation of {}", vm.name), START, || {
+        let (_, out, said) = vm.cluster.virtfold(&["explain", &format!("vm/{}", vm.name), "-o", "json"])?;
+        let explanation: Value = serde_json::from_str(&out).unwrap_or_default();
+        let described: String = ["vm", "vmi"]
+            .iter()
+            .filter_map(|kind| vm.cluster.kubectl(&["describe", kind, &vm.name]).ok())
+            .map(|(_, out, _)| out)
+            .collect();
+        let named = explanation["waits"].as_array().into_iter().flatten().any(|wait| {
+            let text = |key: &str| wait[key].as_str().unwrap_or_default();
+            words.iter().all(|word| text("message").contains(word))
+                && text("unblock").contains(remedy)
+                && described.contains(text("message"))
+        });
+        Ok(if named { Ok(()) } else { Err(format!("{out}{said}\n{described}")) })
+    })
 }
 
 #[test]
@@ -116,7 +138,7 @@ fn a_missing_claim_is_named_and_may_come_later() -> Result<()> {
     let (_turn, cluster) = shared()?;
     let claim = json!({"persistentVolumeClaim": {"claimName": "bad-later"}});
     let vm = Vm::apply(cluster, &vm("bad-claim").disk("data", json!({"disk": {"bus": "virtio"}}), claim))?;
-    complains(&vm, &["ErrorPvcNotFound"], &["bad-later"])?;
+    complains(&vm, &["ErrorPvcNotFound"], &["bad-later"], "create PersistentVolumeClaim bad-later")?;
     cluster.apply(
         &json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "bad-later", "namespace": "default"},
         "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "8Mi"}}}})
@@ -133,7 +155,7 @@ fn more_memory_than_the_machine_has_is_unschedulable() -> Result<()> {
     e2e!();
     let (_turn, cluster) = shared()?;
     let vm = Vm::apply(cluster, &vm("bad-huge").memory("9000Gi"))?;
-    complains(&vm, &["ErrorUnschedulable"], &["nsufficient memory"])?;
+    complains(&vm, &["ErrorUnschedulable"], &["nsufficient memory"], "ask for less")?;
     vm.delete()?;
     Ok(())
 }
@@ -144,17 +166,17 @@ fn an_image_that_is_not_there_or_breaks_off_is_named() -> Result<()> {
     let (_turn, cluster) = shared()?;
     let pulls = &["ErrImagePull", "ImagePullBackOff"];
     let missing = Vm::apply(cluster, &vm("bad-image").image("localhost/virtfold/nowhere:1"))?;
-    complains(&missing, pulls, &["localhost/virtfold/nowhere:1"])?;
+    complains(&missing, pulls, &["localhost/virtfold/nowhere:1"], "push the image")?;
     missing.delete()?;
 
     let port = registry_that_breaks_off()?;
     let image = format!("127.0.0.1:{port}/cut/off:1");
     let cut = Vm::apply(cluster, &vm("bad-registry").image(&image))?;
-    complains(&cut, pulls, &[&image])?;
+    complains(&cut, pulls, &[&image], "make the registry reachable")?;
     cut.delete()?;
 
     let truncated = Vm::apply(cluster, &vm("bad-qcow2").image(BROKEN_IMAGE))?;
-    complains(&truncated, &["CrashLoopBackOff", "Stopped", "Stopping", "Starting"], &["qcow2", "damaged"])?;
+    complains(&truncated, &["CrashLoopBackOff", "Stopped", "Stopping", "Starting"], &["qcow2", "damaged"], "remove the cause")?;
     truncated.delete()?;
 
     // Nothing else was harmed.
@@ -188,6 +210,7 @@ fn a_full_disk_pauses_the_guest_that_writes_and_nobody_else() -> Result<()> {
     console.start("dd if=/dev/zero of=/dev/vdb bs=1M count=64; sync; echo $? >/run/written")?;
     full.wait_vmi("a pause", START, |vmi| (condition(vmi, "Paused") == ("True", "PausedIOError")).then_some(()))?;
     full.wait_printable("Paused", START)?;
+    explains(&full, &["low-level IO error"], "virtfold unpause bad-writer")?;
     cluster.ok(&["get", "nodes"])?;
     other.ok(&["get", "nodes"])?;
 

@@ -3,6 +3,7 @@
 mod bad;
 mod disks;
 mod endings;
+mod explain;
 mod kubectl;
 mod many;
 mod start;

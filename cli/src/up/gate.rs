@@ -9,6 +9,7 @@ use embedded::server::{Admission, AdmissionRequest, AdmissionResponse, Aggregate
 use futures::future::BoxFuture;
 use gateway::{AdmissionInput, Authorization, Gateway};
 use proto::transport::{Dial, Tls};
+use reconcilers::{ExplainError, Explainer};
 use tower::ServiceExt;
 
 /// User of the controller.
@@ -19,7 +20,7 @@ pub const GATEWAY: &str = "virtfold-gateway";
 struct Gate(Gateway);
 
 /// Installs the gateway.
-pub fn install(server: &ApiServer, dial: &Dial, tls: Tls) {
+pub fn install(server: &ApiServer, dial: &Dial, tls: Tls, explainer: Explainer) {
     let gateway = Gateway::new(gateway::Config {
         client: server.client(User::new(GATEWAY, &[])),
         dial: dial.clone(),
@@ -29,12 +30,36 @@ pub fn install(server: &ApiServer, dial: &Dial, tls: Tls) {
             ..gateway::Settings::default()
         },
         authorization: Authorization::Forwarded,
+        explain: Some(Arc::new(Why(explainer))),
         patience: gateway::PATIENCE,
     });
     let gate = Arc::new(Gate(gateway));
     server.add_admission(gate.clone());
     for version in gateway::VERSIONS {
         server.add_aggregated(api::names::SUBRESOURCE_GROUP, version, gate.clone());
+    }
+}
+
+/// The controller of this process explains.
+struct Why(Explainer);
+
+impl gateway::Explain for Why {
+    fn explain(&self, namespace: &str, name: &str) -> BoxFuture<'static, Result<serde_json::Value, gateway::Status>> {
+        let (explainer, key) = (self.0.clone(), state::Key::new(namespace, name));
+        Box::pin(async move {
+            let failed = |code, reason, error: &dyn std::fmt::Display| {
+                Err(gateway::Status::new(code, reason, error.to_string()))
+            };
+            match explainer.explain(&key).await {
+                Ok(e) => serde_json::to_value(e).or_else(|e| failed(500, "InternalError", &e)),
+                Err(e @ (ExplainError::NotLeading(_) | ExplainError::Unknown(_))) => {
+                    failed(503, "ServiceUnavailable", &e)
+                }
+                Err(ExplainError::Journal(e)) => {
+                    failed(500, "InternalError", &format!("cannot read the controller's journal: {e}"))
+                }
+            }
+        })
     }
 }
 

@@ -293,7 +293,8 @@ async fn start_on(
         let identity = pki.client(name, None)?;
         Ok(proto::transport::Tls { ca: pki.ca().to_owned(), cert: identity.cert, key: identity.key })
     };
-    gate::install(&server, &dial, component("virtfold-gateway")?);
+    let explainer = reconcilers::Explainer::default();
+    gate::install(&server, &dial, component("virtfold-gateway")?, explainer.clone());
 
     let (tasks, serving) = (TaskTracker::new(), CancellationToken::new());
     let acceptor = https::acceptor(&Tls {
@@ -316,6 +317,7 @@ async fn start_on(
         // The lock of the data folder proves that there is no other.
         lease: reconcilers::lease::LeaseConfig { exclusive: true, ..Default::default() },
         journal: Some(options.journal.config(layout.data("journal").join("controller"), "controller")),
+        explainer,
         cluster: state::vm::ClusterConfig::default(),
         stop: controllers.clone(),
     };

@@ -2,6 +2,7 @@
 
 mod cluster;
 mod console;
+mod explain;
 mod forward;
 mod output;
 mod status;
@@ -18,6 +19,7 @@ pub fn run(command: Command) -> anyhow::Result<u8> {
     let result = runtime.block_on(async {
         match command {
             Command::Status(options) => status::run(options).await,
+            Command::Explain(options) => explain::run(options).await,
             Command::Console(options) => console::run(options).await,
             Command::Vnc(options) => forward::vnc(options).await,
             Command::PortForward(options) => forward::ports(options).await,

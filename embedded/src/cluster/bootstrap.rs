@@ -83,6 +83,8 @@ pub fn objects() -> Vec<Value> {
         "virtualmachineinstances/userlist",
         "virtualmachineinstances/objectgraph",
         "virtualmachines/objectgraph",
+        "virtualmachines/explain",
+        "virtualmachineinstances/explain",
     ];
     let edits = [
         "virtualmachineinstances/pause",

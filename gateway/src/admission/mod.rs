@@ -136,7 +136,7 @@ pub fn admit(mut input: AdmissionInput, context: &Context<'_>) -> Result<Admissi
     }
     match (input.kind.as_str(), input.subresource.as_str()) {
         ("VirtualMachine", "") => vm::admit(input, context),
-        ("VirtualMachine", "status") => vm::admit_status(input),
+        ("VirtualMachine", "status") => vm::admit_status(input, context),
         ("VirtualMachineInstance", "" | "status") => vmi::admit(input, context),
         (
             "VirtualMachineInstanceReplicaSet" | "VirtualMachineInstancePreset" | "VirtualMachineInstanceMigration",
@@ -149,6 +149,15 @@ pub fn admit(mut input: AdmissionInput, context: &Context<'_>) -> Result<Admissi
         }
         _ => unchanged(input.object),
     }
+}
+
+/// The object with the name of who changed its spec. Parts of the control plane that act for somebody say for whom.
+fn author(input: &mut AdmissionInput, context: &Context<'_>) {
+    let same = input.old_object.as_ref().is_some_and(|o| o.get("spec") == input.object.get("spec"));
+    if same || input.user.name.is_empty() || context.settings.is_trusted(&input.user) {
+        return;
+    }
+    *at(&mut input.object, &["metadata", "annotations", api::names::ANN_CHANGED_BY]) = json!(input.user.name);
 }
 
 /// The object with traceparent set, where its spec is new: the request's context, or the writer's own, or a fresh one.

@@ -21,6 +21,7 @@ pub(super) fn admit(mut input: AdmissionInput, context: &Context<'_>) -> Result<
         mutate(&mut input.object, input.operation, context);
     }
     super::trace(&mut input, context);
+    super::author(&mut input, context);
     check(&input, context, &mut problems);
     guards(&input, &mut problems);
     if problems.causes.is_empty() {
@@ -128,7 +129,7 @@ fn guards(input: &AdmissionInput, p: &mut Problems) {
 }
 
 /// A write of the status: requests that nobody carries out yet are refused, the rest is the controller's.
-pub(super) fn admit_status(input: AdmissionInput) -> Result<AdmissionOutput, Status> {
+pub(super) fn admit_status(mut input: AdmissionInput, context: &Context<'_>) -> Result<AdmissionOutput, Status> {
     let mut p = Problems::default();
     let fresh = |path: &[&str]| {
         let now = get(&input.object, path);
@@ -142,6 +143,14 @@ pub(super) fn admit_status(input: AdmissionInput) -> Result<AdmissionOutput, Sta
         if fresh(&["status", path]) {
             let field = format!("status.{path}");
             p.add(CauseType::NotSupported, &field, format!("{field} is not supported yet: {what}"));
+        }
+    }
+    if !context.settings.is_trusted(&input.user) && !input.user.name.is_empty() {
+        let old = input.old_object.as_ref().map_or(&[][..], |o| super::items(o, &["status", "stateChangeRequests"]));
+        if let Some(Value::Array(all)) = input.object.pointer_mut("/status/stateChangeRequests") {
+            for request in all.iter_mut().filter(|r| !old.contains(r) && r.is_object()) {
+                *at(request, &["data", api::names::REQUESTED_BY]) = json!(input.user.name);
+            }
         }
     }
     if p.causes.is_empty() {

@@ -52,6 +52,7 @@ fn create(mut input: AdmissionInput, context: &Context<'_>, p: &mut Problems) ->
     }
     vm::name(&input.name, p);
     super::trace(&mut input, context);
+    super::author(&mut input, context);
     (input.object, input.kind, input.name)
 }
 

@@ -27,9 +27,10 @@ const INSTANCE: &[&str] = &[
     "sev/setupsession",
     "sev/injectlaunchsecret",
     "evacuate/cancel",
+    "explain",
 ];
 const MACHINE: &[&str] =
-    &["start", "stop", "restart", "migrate", "expand-spec", "objectgraph", "evacuate/cancel", "portforward"];
+    &["start", "stop", "restart", "migrate", "expand-spec", "objectgraph", "evacuate/cancel", "portforward", "explain"];
 
 /// APIGroup.
 pub(super) fn group(versions: &[&str]) -> Value {

@@ -53,6 +53,8 @@ struct Asked<'a> {
     rest: &'a [&'a str],
     query: &'a str,
     traceparent: String,
+    /// Who asks.
+    user: String,
 }
 
 fn not_found() -> Status {
@@ -96,6 +98,7 @@ async fn answer(inner: &Inner, request: Request<Body>) -> Result<Response, Statu
                 name,
                 rest,
                 query: &query,
+                user: user(&parts).name,
                 traceparent: span.context.operation(&span.id, &span.operation).to_string(),
             };
             let answer = async {
@@ -132,6 +135,17 @@ async fn object(asked: &Asked<'_>, parts: &mut Parts, body: Body) -> Result<Resp
             kubernetes::need(&asked.inner.config.client, kubernetes::VM, asked.namespace, asked.name)
                 .await
                 .map(|v| json_response(&v))
+        }
+        (_, ["explain"]) => {
+            of(Method::GET)?;
+            let of = if asked.resource == "virtualmachines" { kubernetes::VM } else { kubernetes::VMI };
+            kubernetes::need(&asked.inner.config.client, of, asked.namespace, asked.name).await?;
+            match &asked.inner.config.explain {
+                Some(explain) => explain.explain(asked.namespace, asked.name).await.map(|v| json_response(&v)),
+                None => {
+                    Err(Status::new(503, "ServiceUnavailable", "this gateway knows no controller that it could ask"))
+                }
+            }
         }
         ("virtualmachines", ["portforward", port @ ..]) => {
             of(Method::GET)?;

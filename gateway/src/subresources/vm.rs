@@ -4,7 +4,7 @@
 //! that the VM did not change, and decided anew if it did.
 
 use super::{Asked, dry_run};
-use crate::admission::{get, items, text};
+use crate::admission::{at, get, items, text};
 use crate::kubernetes::{self, Patched, VM, VMI};
 use crate::limits;
 use crate::status::Status;
@@ -71,7 +71,7 @@ async fn change(
             },
             _ => None,
         };
-        let (subresource, operations) = operations(&vm, &change);
+        let (subresource, operations) = operations(&vm, &change, &asked.user);
         let done = kubernetes::patch(client, VM, &vm, subresource, operations, dry).await;
         if let Ok(Patched::Done(_)) = done {
             tracing::info!(
@@ -116,18 +116,37 @@ async fn set_grace(asked: &Asked<'_>, vmi: &Value, grace: Option<i64>, dry: bool
     }
 }
 
-/// The subresource and the JSON patch that make a change.
-fn operations(vm: &Value, change: &Change) -> (&'static str, Vec<Value>) {
+/// The subresource and the JSON patch that make a change, in the name of whoever asked for it.
+fn operations(vm: &Value, change: &Change, user: &str) -> (&'static str, Vec<Value>) {
+    let named = |r: &Value| {
+        let mut r = r.clone();
+        if !user.is_empty() {
+            *at(&mut r, &["data", api::names::REQUESTED_BY]) = json!(user);
+        }
+        r
+    };
+    let (subresource, mut operations) = spelled(vm, change, &named);
+    if matches!(change, Change::Strategy(_)) && !user.is_empty() {
+        let mut annotations = get(vm, &["metadata", "annotations"]).clone();
+        *at(&mut annotations, &[api::names::ANN_CHANGED_BY]) = json!(user);
+        operations.push(json!({"op": "add", "path": "/metadata/annotations", "value": annotations}));
+    }
+    (subresource, operations)
+}
+
+fn spelled(vm: &Value, change: &Change, named: &dyn Fn(&Value) -> Value) -> (&'static str, Vec<Value>) {
     match change {
         Change::Strategy(strategy) if get(vm, &["spec", "running"]).is_boolean() => {
             ("", vec![json!({"op": "replace", "path": "/spec/running", "value": *strategy != "Halted"})])
         }
         Change::Strategy(strategy) => ("", vec![json!({"op": "add", "path": "/spec/runStrategy", "value": strategy})]),
         Change::Requests(requests) if get(vm, &["status"]).is_object() => {
-            ("status", vec![json!({"op": "add", "path": "/status/stateChangeRequests", "value": requests})])
+            let all: Vec<Value> = requests.iter().map(named).collect();
+            ("status", vec![json!({"op": "add", "path": "/status/stateChangeRequests", "value": all})])
         }
         Change::Requests(requests) => {
-            ("status", vec![json!({"op": "add", "path": "/status", "value": {"stateChangeRequests": requests}})])
+            let all: Vec<Value> = requests.iter().map(named).collect();
+            ("status", vec![json!({"op": "add", "path": "/status", "value": {"stateChangeRequests": all}})])
         }
     }
 }
@@ -340,11 +359,16 @@ mod tests {
     #[test]
     fn patches() {
         assert_eq!(
-            operations(&json!({"spec": {"running": true}}), &Change::Strategy("Halted")).1,
-            [json!({"op": "replace", "path": "/spec/running", "value": false})]
+            operations(&json!({"spec": {"running": true}}), &Change::Strategy("Halted"), "ann").1,
+            [
+                json!({"op": "replace", "path": "/spec/running", "value": false}),
+                json!({"op": "add", "path": "/metadata/annotations", "value": {"virtfold.io/changed-by": "ann"}}),
+            ]
         );
-        let (sub, ops) = operations(&json!({"spec": {}}), &Change::Requests(vec![start_()]));
+        let (sub, ops) = operations(&json!({"spec": {}}), &Change::Requests(vec![start_()]), "ann");
         assert_eq!((sub, ops.len()), ("status", 1));
         assert_eq!(ops[0]["path"], "/status");
+        let request = json!({"action": "Start", "data": {"virtfold.io/requested-by": "ann"}});
+        assert_eq!(ops[0]["value"]["stateChangeRequests"], json!([request]));
     }
 }

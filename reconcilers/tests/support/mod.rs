@@ -285,6 +285,8 @@ pub struct World {
     pub tls: Tls,
     /// Writes by the controller: method, path without names, code.
     pub writes: Arc<Mutex<Vec<String>>>,
+    /// Asks whichever controller leads.
+    pub explainer: reconcilers::Explainer,
     pub folder: tempfile::TempDir,
     stop: CancellationToken,
 }
@@ -318,7 +320,8 @@ impl World {
         node(&client, address).await;
         tokio::spawn(kubelet(client.clone(), agent.clone(), stop.clone()));
         let tls = tls(pki.client("virtfold-controller", None).unwrap());
-        Self { server, client, agent, tls, writes: Arc::default(), folder, stop }
+        let explainer = reconcilers::Explainer::default();
+        Self { server, client, agent, tls, writes: Arc::default(), explainer, folder, stop }
     }
 
     /// Starts a controller; cancel the token and await the handle to end it. Aborting the handle is a kill.
@@ -335,6 +338,7 @@ impl World {
                 ..LeaseConfig::default()
             },
             journal: Some(telemetry::journal::Config::new(self.folder.path().join("journal"), "controller", "test")),
+            explainer: self.explainer.clone(),
             cluster: state::vm::ClusterConfig::default(),
             stop: stop.clone(),
         };

@@ -27,8 +27,9 @@ pub(super) fn render(vm: &Value, revision: &str, paused: bool, at: Timestamp) ->
     let labels = map("/spec/template/metadata/labels");
     let mut annotations = map("/spec/template/metadata/annotations");
     annotations.insert(names::ANN_VM_GENERATION.into(), json!(generation.to_string()));
-    // A template may not pretend to be another trace, nor to have been started before.
+    // A template may not pretend to be another trace or another user, nor to have been started before.
     annotations.remove(names::ANN_TRACEPARENT);
+    annotations.remove(names::ANN_CHANGED_BY);
     annotations.remove(names::ANN_BOOT_ID);
     if let Some(t) = vm.pointer("/metadata/annotations").and_then(|a| a.get(names::ANN_TRACEPARENT)) {
         annotations.insert(names::ANN_TRACEPARENT.into(), t.clone());

@@ -420,7 +420,11 @@ impl Vm {
         let now = self.now;
         match result {
             Settled::Applied(object) => {
-                self.each(at, Verb::Succeeded);
+                // A read of what is as it was does not make up for a write that did not work: the pause before the next one
+                // goes on growing.
+                if *what != What::Confirm || object.as_ref().is_none_or(|o| !self.is_as_known(at, o)) {
+                    self.each(at, Verb::Succeeded);
+                }
                 if let (What::Confirm, Some(Object::Vm(o))) = (what, object) {
                     self.vm_read = Some(o.meta.rv);
                 }
@@ -531,7 +535,7 @@ impl Vm {
                 (What::Write | What::Delete, _) => self.each(at, Verb::Doubt),
                 (What::Confirm | What::Instruct(_) | What::Acknowledge(..), _) => {}
             },
-            Settled::Refused(r) => {
+            Settled::Refused(r) | Settled::Failed(r) => {
                 let about = if at == At::Pod { Kind::VirtualMachineInstance } else { Kind::VirtualMachine };
                 let text = format!("{}: {}", r.reason, r.message);
                 match what {
@@ -554,6 +558,9 @@ impl Vm {
                     At::Revision => self.revision.failed(now, Some(r.clone())),
                     At::Agent => {}
                 }
+                if matches!(result, Settled::Failed(_)) {
+                    self.each(at, Verb::Doubt);
+                }
             }
             Settled::Busy { after } => {
                 let until = now.after(*after);
@@ -571,6 +578,17 @@ impl Vm {
             }
             Settled::Acked(_) => {}
         }
+    }
+
+    /// Whether the object is at the version that is known.
+    fn is_as_known(&self, at: At, o: &Object) -> bool {
+        let known = match at {
+            At::Vm => self.vm.rv(),
+            At::Vmi => self.vmi.rv(),
+            At::Pod => self.pod.rv(),
+            At::Revision | At::Agent => return false,
+        };
+        o.rv() == known
     }
 
     fn each(&mut self, at: At, verb: Verb) {
@@ -606,9 +624,12 @@ impl Vm {
                 }
                 Told::Refused(*reason, message.clone(), now)
             }
-            Settled::Refused(_) | Settled::Conflict | Settled::Gone | Settled::Busy { .. } | Settled::Unknown => {
-                Told::Lost(now)
-            }
+            Settled::Refused(_)
+            | Settled::Failed(_)
+            | Settled::Conflict
+            | Settled::Gone
+            | Settled::Busy { .. }
+            | Settled::Unknown => Told::Lost(now),
         };
         if let Some((_, t)) = self.told.get_mut(id) {
             *t = told;

@@ -18,10 +18,12 @@
 //! # Files
 //! [`cell`] state and folding; [`plan`] the order of decisions; [`strategy`] shall it run; [`revision`] what it
 //! was made from; [`phase`] where the VMI stands;
-//! [`verdict`] evidence; [`pod`] pod and instructions; [`vmi_status`], [`vm_status`] what is written; [`teardown`] finalizers.
+//! [`verdict`] evidence; [`pod`] pod and instructions; [`vmi_status`], [`vm_status`] what is written; [`teardown`] finalizers;
+//! [`waits`] what it waits for, in words; [`facts`] what a history is made from.
 
 pub mod cell;
 pub mod command;
+pub mod facts;
 pub mod phase;
 pub mod plan;
 pub mod pod;
@@ -35,7 +37,7 @@ pub mod vmi_status;
 pub mod waits;
 
 #[cfg(test)]
-mod model;
+pub(crate) mod model;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]

@@ -58,11 +58,18 @@ pub struct World {
     pub notes: Vec<String>,
     /// The words of the notes.
     pub texts: Vec<String>,
+    /// The same in full: kind, reason, message.
+    pub said: Vec<String>,
     pub told_interests: BTreeSet<Interest>,
     pub pods_ever: BTreeMap<String, BTreeSet<String>>,
     pub kubelet: bool,
     pub guest_obeys: bool,
     pub agent_up: bool,
+    /// What the server answers to a write of this kind instead of carrying it out.
+    pub answers: BTreeMap<Kind, Settled<Object>>,
+    /// All events, and whether a controller's life began with it.
+    pub tape: Vec<(bool, Event<Input>)>,
+    fresh: bool,
 }
 
 fn merge(into: &mut Value, patch: &Value) {
@@ -145,11 +152,15 @@ impl World {
             confirms: 0,
             notes: vec![],
             texts: vec![],
+            said: vec![],
             told_interests: BTreeSet::new(),
             pods_ever: BTreeMap::new(),
             kubelet: true,
             guest_obeys: true,
             agent_up: true,
+            answers: BTreeMap::new(),
+            tape: vec![],
+            fresh: true,
         }
     }
 
@@ -233,11 +244,14 @@ impl World {
     }
 
     pub fn feed(&mut self, input: Input) {
-        let out = self.cell.step(&Event::new(Timestamp(self.now), input));
+        let event = Event::new(Timestamp(self.now), input);
+        self.tape.push((std::mem::take(&mut self.fresh), event.clone()));
+        let out = self.cell.step(&event);
         for c in out {
             match c {
                 Command::Wake { at } => self.wake = Some(at.0),
                 Command::Note(n) => {
+                    self.said.push(format!("{}: {}: {}", n.about.kind.name(), n.reason, n.message));
                     self.notes.push(n.reason);
                     self.texts.push(n.message);
                 }
@@ -337,6 +351,14 @@ impl World {
     /// Carries out one command, as an API server or an agent would.
     pub fn carry_out(&mut self, c: Command) -> Option<(CommandId, Settled<Object>)> {
         let id = c.id()?;
+        let written = match &c {
+            Command::Create { target, .. } | Command::Delete { target, .. } => Some(target.kind),
+            Command::Patch { patch, .. } => Some(patch.target.kind),
+            Command::Confirm { .. } | Command::Instruct { .. } | Command::Note(_) | Command::Wake { .. } => None,
+        };
+        if let Some(answer) = written.and_then(|k| self.answers.get(&k)) {
+            return Some((id, answer.clone()));
+        }
         let result = match c {
             Command::Create { recipe, source, target, .. } => {
                 let raw = self.objects.get(&(source.object.kind, source.object.name.clone())).cloned();
@@ -555,6 +577,7 @@ impl World {
 
     fn restart_with(&mut self, all: Vec<((Kind, String), Value)>) {
         self.cell = Vm::new(Key::new("ns", "web"));
+        self.fresh = true;
         self.settled.clear();
         self.sights.clear();
         self.reports.clear();

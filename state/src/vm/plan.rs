@@ -6,6 +6,7 @@ use super::{
     command::{Command, Note, Patch, Recipe, Source},
     revision::revision_name,
     strategy::Wish,
+    waits::kept,
 };
 use crate::{
     Millis, Timestamp,
@@ -43,6 +44,7 @@ impl Vm {
         self.plan_instructions(&mut out);
         self.plan_acknowledgements(&mut out);
         self.plan_vm(&mut out);
+        self.note_kept(&mut out);
         if self.armed != before
             && let Some(at) = self.armed
         {
@@ -230,6 +232,15 @@ impl Vm {
         }
         if self.noted.insert((about.uid.clone(), format!("{reason} {message}"))) {
             out.push(Command::Note(Note { about, warning, reason: reason.into(), message: message.into() }));
+        }
+    }
+
+    /// Events about objects that finalizers of others keep: no condition tells it.
+    fn note_kept(&mut self, out: &mut Vec<Command>) {
+        let vm = self.vm.get().and_then(|v| kept(Kind::VirtualMachine.name(), &v.meta)).map(|w| (self.vm_ref(), w));
+        let vmi = self.vmi.get().and_then(|v| kept(Kind::VirtualMachineInstance.name(), &v.meta));
+        for (about, wait) in vm.into_iter().chain(vmi.map(|w| (self.vmi_ref(), w))) {
+            self.note(about, true, wait.name().1, &wait.message(), out);
         }
     }
 

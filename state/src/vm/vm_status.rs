@@ -12,6 +12,7 @@ use crate::{
     object::Class,
     observe::{Strategy, VmStatus, VmView, VmiView},
 };
+use api::names;
 use serde_json::{Map, Value, json};
 
 /// Conditions of a VM that do not come from its VMI.
@@ -46,10 +47,14 @@ impl Vm {
             } else {
                 spec.insert("runStrategy".into(), json!(Strategy::Always.name()));
             }
-            let body = json!({
+            let mut body = json!({
                 "metadata": {"uid": vm.meta.uid, "resourceVersion": vm.meta.rv.to_string()},
                 "spec": spec,
             });
+            // It is done for whoever asked for the start.
+            if let Some(by) = self.requests(&vm).first().and_then(|r| r.data.get(names::REQUESTED_BY)) {
+                body["metadata"]["annotations"] = json!({names::ANN_CHANGED_BY: by});
+            }
             self.patch(At::Vm, self.vm_ref(), false, Class::Urgent, "unhalt", body, out);
             return;
         }

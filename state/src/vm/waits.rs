@@ -500,7 +500,9 @@ impl Vm {
                 }
             }
             (None, Some(vm)) if vm.meta.deleting.is_none() => match self.wish(vm) {
-                Wish::Run { .. } | Wish::Unhalt if w.is_empty() => w.push(Wait::Instance),
+                Wish::Run { .. } | Wish::Unhalt if w.is_empty() => {
+                    w.push(if self.vmi.failures() > 1 { Wait::NoAnswer("instance") } else { Wait::Instance });
+                }
                 Wish::Stay if w.is_empty() => w.push(Wait::Off(vm.strategy)),
                 Wish::Run { .. } | Wish::Unhalt | Wish::Stay | Wish::Stop | Wish::NotBefore(_) | Wish::Bad(_) => {}
             },
@@ -708,7 +710,7 @@ impl Vm {
 }
 
 /// How an instance ended, in the words of its condition.
-fn ending(vmi: &VmiView) -> Option<String> {
+pub(super) fn ending(vmi: &VmiView) -> Option<String> {
     if !vmi.phase.is_final() {
         return None;
     }
@@ -731,7 +733,7 @@ fn troubled<T: crate::object::Versioned>(
 }
 
 /// Finalizers of others on an object that is to go away and has none of ours any more.
-fn kept(kind: &'static str, meta: &crate::observe::Meta) -> Option<Wait> {
+pub(super) fn kept(kind: &'static str, meta: &crate::observe::Meta) -> Option<Wait> {
     let ours = [names::FINALIZER_VM, names::FINALIZER_VMI];
     if meta.deleting.is_none() || ours.iter().any(|f| meta.has_finalizer(f)) {
         return None;

@@ -1,0 +1,174 @@
+//! Answers "why": the cell as it is now, asked of the driver, and its history from the journal.
+//!
+//! The driver is asked by a message and answers with a copy of the cell; what is read and compared for the answer is done
+//! by whoever asks, so that no question holds up a machine.
+
+use state::{
+    Key, Timestamp,
+    explain::{Explanation, Story},
+    journal::{CellKind, Entry, Piece, pieces},
+    vm::Vm,
+};
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+use telemetry::journal::{Flusher, segments};
+use tokio::sync::{mpsc, oneshot};
+
+/// Questions that may wait for the driver.
+const QUESTIONS: usize = 64;
+/// The driver answers between two steps, which take microseconds.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A question to the driver.
+pub(crate) struct Question {
+    pub key: Key,
+    pub answer: oneshot::Sender<Option<Box<Vm>>>,
+}
+
+/// Why there is no explanation.
+#[derive(Debug, thiserror::Error)]
+pub enum ExplainError {
+    /// This process does not lead, so it knows no cell.
+    #[error("the controller does not lead at the moment, so nobody knows what {0} waits for; it starts anew by itself")]
+    NotLeading(Key),
+    /// Neither a cell nor a record.
+    #[error("the controller has not seen {0} yet")]
+    Unknown(Key),
+    /// The journal cannot be read.
+    #[error("cannot read the journal")]
+    Journal(#[from] io::Error),
+}
+
+#[derive(Clone)]
+struct Leader {
+    ask: mpsc::Sender<Question>,
+    flusher: Flusher,
+    journal: Option<PathBuf>,
+}
+
+/// Asks the controller of this process. Cheap to clone; may be made before the controller runs, and outlives it.
+#[derive(Clone, Default)]
+pub struct Explainer(Arc<Mutex<Option<Leader>>>);
+
+impl Explainer {
+    /// The driver begins: where its questions come from.
+    pub(crate) fn leads(&self, flusher: Flusher, journal: Option<PathBuf>) -> mpsc::Receiver<Question> {
+        let (ask, asked) = mpsc::channel(QUESTIONS);
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Leader { ask, flusher, journal });
+        asked
+    }
+
+    /// The explanation of a machine.
+    ///
+    /// # Errors
+    /// [`ExplainError`].
+    pub async fn explain(&self, key: &Key) -> Result<Explanation, ExplainError> {
+        let leader = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let not_leading = || ExplainError::NotLeading(key.clone());
+        let leader = leader.ok_or_else(not_leading)?;
+        let (answer, answered) = oneshot::channel();
+        let asked = async {
+            leader.ask.send(Question { key: key.clone(), answer }).await.ok()?;
+            answered.await.ok()
+        };
+        // A driver that has ended drops what it was asked.
+        let cell = tokio::time::timeout(PATIENCE, asked).await.ok().flatten().ok_or_else(not_leading)?;
+        let (story, gaps) = match leader.journal {
+            Some(dir) => {
+                let (key, flusher) = (key.clone(), leader.flusher);
+                let read = tokio::task::spawn_blocking(move || {
+                    flusher.flush();
+                    journal(&dir, &key)
+                });
+                read.await.map_err(io::Error::other)??
+            }
+            None => (Story::new(key.clone()), vec!["there is no journal: only what the objects keep is told".into()]),
+        };
+        if cell.is_none() && story.is_empty() {
+            return Err(ExplainError::Unknown(key.clone()));
+        }
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now = Timestamp(u64::try_from(now.as_millis()).unwrap_or(u64::MAX));
+        let mut explanation = Explanation::new(key, story, cell.as_deref(), now);
+        explanation.gaps.extend(gaps);
+        Ok(explanation)
+    }
+}
+
+/// How the lines of a cell's records begin: others are not read any further.
+fn beginning(cell: &str) -> Vec<u8> {
+    let cell = serde_json::Value::from(cell);
+    format!("{{\"{}\":{{\"cell\":{cell},", CellKind::Vm.name()).into_bytes()
+}
+
+/// The story of a cell from the journals below a folder, and what it may be missing.
+///
+/// # Errors
+/// The folder cannot be read.
+pub fn journal(dir: &Path, key: &Key) -> io::Result<(Story, Vec<String>)> {
+    let (mut story, mut gaps) = (Story::new(key.clone()), vec![]);
+    let begins = beginning(&key.to_string());
+    let mut process = String::new();
+    for path in segments(dir)? {
+        let bytes = match std::fs::read(&path) {
+            Ok(bytes) => bytes,
+            // Old segments are removed at any time.
+            Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+            Err(e) => return Err(e),
+        };
+        let place = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        for piece in pieces(&bytes) {
+            let block = match piece {
+                Piece::Block(block) => block,
+                Piece::Damage { bytes, .. } => {
+                    gaps.push(format!("{bytes} bytes of the journal ({place}) are damaged"));
+                    continue;
+                }
+            };
+            if block.head.lost > 0 {
+                gaps.push(format!("{} records of the journal were dropped before {place}", block.head.lost));
+            }
+            for line in block.raw().filter(|l| l.starts_with(&begins)) {
+                match serde_json::from_slice(line) {
+                    Ok(Entry::Vm(record)) => {
+                        let first = block.head.process != process;
+                        process.clone_from(&block.head.process);
+                        story.step(record.state.as_ref(), first, &record.event);
+                    }
+                    Ok(Entry::Node(_) | Entry::Agent(_)) => {}
+                    Err(_) => gaps.push(format!("a record in {place} was written by another version and is not told")),
+                }
+            }
+        }
+    }
+    gaps.dedup();
+    Ok((story, gaps))
+}
+
+/// The machine that a launcher pod belongs to, by the journals below a folder.
+///
+/// # Errors
+/// The folder cannot be read.
+pub fn find(dir: &Path, namespace: &str, pod: &str) -> io::Result<Option<Key>> {
+    let begins = format!("{{\"{}\":{{\"cell\":\"{namespace}/", CellKind::Vm.name()).into_bytes();
+    let name = format!("\"name\":{}", serde_json::Value::from(pod)).into_bytes();
+    for path in segments(dir)? {
+        let bytes = std::fs::read(&path)?;
+        for piece in pieces(&bytes) {
+            let Piece::Block(block) = piece else { continue };
+            for line in block.raw().filter(|l| l.starts_with(&begins)) {
+                if line.windows(name.len()).any(|w| w == name)
+                    && let Ok(Entry::Vm(record)) = serde_json::from_slice(line)
+                    && let Some((namespace, name)) = record.cell.split_once('/')
+                {
+                    return Ok(Some(Key::new(namespace, name)));
+                }
+            }
+        }
+    }
+    Ok(None)
+}
