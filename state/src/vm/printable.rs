@@ -186,7 +186,7 @@ impl Facts {
 }
 
 impl Vm {
-    pub(super) fn facts(&self, vm: &VmView, s: &VmStatus) -> Facts {
+    pub(super) fn printable_facts(&self, vm: &VmView, s: &VmStatus) -> Facts {
         let own = self.own_vmi();
         let said = |kind| own.and_then(|v| condition::find(&v.status.conditions, kind));
         let no = |kind| said(kind).filter(|c| c.status == "False").map_or("", |c| c.reason.as_str());

@@ -98,7 +98,7 @@ impl Vm {
             v.vm_generation.or_else(|| recorded.and_then(super::revision::generation_of_revision))
         });
         self.vm_conditions(vm, own, &mut s.conditions);
-        s.printable_status = self.facts(vm, &s).word().name().into();
+        s.printable_status = self.printable_facts(vm, &s).word().name().into();
         s
     }
 
@@ -136,7 +136,7 @@ impl Vm {
         let essential = old.state_change_requests != want.state_change_requests
             || old.start_failure != want.start_failure
             || (vm.strategy == Strategy::RerunOnFailure && old.run_strategy != want.run_strategy);
-        let passing = match self.facts(vm, want).word() {
+        let passing = match self.printable_facts(vm, want).word() {
             Printable::Starting | Printable::Stopping | Printable::Terminating | Printable::WaitingForVolumeBinding => {
                 true
             }

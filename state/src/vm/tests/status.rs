@@ -14,7 +14,7 @@ use crate::{
 /// The word that a VM would get.
 fn word(spec: &Value, status: &Value, vmi: Option<&Value>) -> String {
     let (cell, view) = seen(spec, status, vmi);
-    cell.facts(&view, &view.status).word().name().into()
+    cell.printable_facts(&view, &view.status).word().name().into()
 }
 
 fn with(mut vmi: Value, patch: Value) -> Value {
@@ -96,7 +96,7 @@ fn rule_1_9_starting_and_stopping_are_shown_while_our_own_request_is_on_its_way(
     w.feed(Input::Observed(s));
     let shown = |w: &World| {
         let view = w.cell.vm.get().unwrap().clone();
-        w.cell.facts(&view, &view.status).word().name()
+        w.cell.printable_facts(&view, &view.status).word().name()
     };
     assert_eq!(shown(&w), "Starting");
     w.settle(10_000);
@@ -131,7 +131,7 @@ fn rule_1_9_waiting_for_volume_binding_while_it_is_set_to_start_and_a_claim_is_n
                 let mut see = |bound| {
                     let sight = crate::vm::Sight::Present(claim(bound).unwrap());
                     crate::Machine::step(&mut cell, &crate::Event::new(Timestamp(2_000_000), Input::Observed(sight)));
-                    cell.facts(&view, &view.status).unbound
+                    cell.printable_facts(&view, &view.status).unbound
                 };
                 let set_to_start = match (strategy, phase) {
                     ("Always", _) | ("Once", None) => true,
