@@ -5,4 +5,5 @@ mod e2e;
 mod edges;
 mod guest;
 mod harness;
+mod kubernetes;
 mod tidy;

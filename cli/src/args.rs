@@ -64,6 +64,8 @@ pub enum Command {
     },
     /// Run a controller for a cluster whose API server is somewhere else (one leads, the others stand by)
     Controller(Controller),
+    /// Run many simulated nodes in one process, to size a cluster
+    SimulateNodes(SimulateNodes),
     /// Run a node's agent (started by `up`)
     #[command(hide = true)]
     NodeAgent {
@@ -362,6 +364,84 @@ pub struct Controller {
     pub log: String,
 }
 
+/// `virtfold simulate-nodes`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+    Each node has a Node object and a real node agent with a session, a certificate and a watch of its own; launchers \
+    and guests are models. So the API server, etcd and the controller work as hard as with that many machines, and \
+    nothing else does. Without --kubelet somebody else must run the pods: a simulated launcher begins when its pod's \
+    status says Running.\n\n\
+    To see how a cluster with 500 nodes would do:\n  \
+    virtfold simulate-nodes --kubeconfig admin.conf --pki /etc/virtfold/pki --count 500 --kubelet --scheduler \\\n    \
+    --start-delay 800ms --boot-delay 2s\n\
+    then create VirtualMachines and watch 'kubectl get vm'. Ctrl-C ends the nodes and removes their Node objects.")]
+pub struct SimulateNodes {
+    /// The kubeconfig file of the API server; a user with the rights of nodes, and with --scheduler of a scheduler
+    #[arg(long, value_name = "FILE", env = "KUBECONFIG")]
+    pub kubeconfig: PathBuf,
+    /// Folder with ca.crt and ca.key of the authority that all components trust; the nodes' certificates are issued there
+    #[arg(long, value_name = "DIR")]
+    pub pki: PathBuf,
+    /// Number of nodes
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=5000))]
+    pub count: u32,
+    /// What the nodes' names begin with
+    #[arg(long, default_value = "sim-")]
+    pub prefix: String,
+    /// Where the agents listen, each at a port of its own; the controller must reach it
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    pub address: std::net::IpAddr,
+    /// Play the kubelet: run, end and remove launcher pods, renew the nodes' Leases
+    #[arg(long)]
+    pub kubelet: bool,
+    /// Play the scheduler: bind launcher pods to the nodes in turn
+    #[arg(long)]
+    pub scheduler: bool,
+    /// From a pod's binding until its container runs, with --kubelet (200ms, 2s)
+    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = duration)]
+    pub start_delay: std::time::Duration,
+    /// From the instruction to start until the guest's processors run
+    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = duration)]
+    pub boot_delay: std::time::Duration,
+    /// From then until the guest agent answers; without it guests have none
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub guest_agent: Option<std::time::Duration>,
+    /// From the power button until the guest is off
+    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = duration)]
+    pub shutdown_delay: std::time::Duration,
+    /// CPUs of each node
+    #[arg(long, value_name = "QUANTITY", default_value = "64")]
+    pub cpu: String,
+    /// Memory of each node
+    #[arg(long, value_name = "QUANTITY", default_value = "256Gi")]
+    pub memory: String,
+    /// Pods that each node takes
+    #[arg(long, default_value_t = 500)]
+    pub pods: u32,
+    /// Where the agents keep what they must remember; without it a folder in memory that goes away
+    #[arg(long, value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
+    /// Leave the Node objects at the end
+    #[arg(long)]
+    pub keep_nodes: bool,
+    /// What is logged, to standard error
+    #[arg(long, value_name = "FILTER", default_value = "warn")]
+    pub log: String,
+}
+
+fn duration(text: &str) -> Result<std::time::Duration, String> {
+    let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
+    let scale = match unit {
+        "ms" => 1,
+        "s" => 1000,
+        "m" => 60_000,
+        _ => return Err("a number and a unit (ms, s, m) are expected".to_owned()),
+    };
+    let number: u64 = number.parse().map_err(|_| "a number and a unit (ms, s, m) are expected".to_owned())?;
+    let millis = number.checked_mul(scale).filter(|m| *m <= 3_600_000).ok_or("at most an hour")?;
+    Ok(std::time::Duration::from_millis(millis))
+}
+
 /// `virtfold launcher`, as a launcher pod calls it.
 #[derive(Debug, Clone, Args)]
 pub struct Launcher {
@@ -397,6 +477,15 @@ mod tests {
     #[test]
     fn the_command_line_is_well_formed() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn durations_have_units_and_bounds() {
+        assert_eq!(duration("250ms").unwrap().as_millis(), 250);
+        assert_eq!(duration("2m").unwrap().as_secs(), 120);
+        for bad in ["", "5", "ms", "-1s", "1.5s", "2h", "99999999999999999999s", "61m"] {
+            assert!(duration(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@ mod journal;
 mod launcher;
 mod node_agent;
 mod replay;
+mod simulate_nodes;
 mod up;
 mod user;
 
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
         Command::Down(options) => up::down::run(&options),
         Command::Replay(options) => Ok(replay::run(&options)),
         Command::Controller(options) => controller::run(&options),
+        Command::SimulateNodes(options) => simulate_nodes::run(options),
         Command::NodeAgent { config } => node_agent::run(&config),
         Command::Launcher(options) => launcher::run(options),
         other => user::run(other),

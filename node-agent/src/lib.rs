@@ -23,6 +23,7 @@ mod network;
 mod node;
 mod pods;
 mod server;
+pub mod simulation;
 mod sock;
 mod store;
 mod stream;

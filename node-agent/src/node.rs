@@ -13,9 +13,9 @@ use crate::store::Store;
 use crate::{Shared, limits};
 
 /// Resource that pods ask for to get `/dev/kvm`.
-const KVM: &str = "devices.kubevirt.io/kvm";
+pub(crate) const KVM: &str = "devices.kubevirt.io/kvm";
 /// As many machines as anybody could place here.
-const KVM_COUNT: &str = "1k";
+pub(crate) const KVM_COUNT: &str = "1k";
 
 /// How guests of this node are run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

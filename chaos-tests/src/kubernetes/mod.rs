@@ -12,7 +12,6 @@ pub use process::Process;
 use crate::e2e::{
     cluster::{Janitor, free_port, virtfold},
     kubectl::Kubectl,
-    wait,
 };
 use anyhow::{Context, Result, bail};
 use embedded::pki::{Identity, Pki, kubeconfig, write_private};
@@ -116,7 +115,7 @@ impl Kubernetes {
                 .args(["--authorization-mode=RBAC", "--allow-privileged=true", "--profiling=false"])
                 .args(["--service-cluster-ip-range=10.96.0.0/16", "--event-ttl=1h"])
                 .arg("--service-account-issuer=https://kubernetes.default.svc.cluster.local")
-                .args([file("service-account-key-file", "pki/client-service-accounts.key")])
+                .args([file("service-account-key-file", "pki/client-service-accounts.crt")])
                 .args([file("service-account-signing-key-file", "pki/client-service-accounts.key")])
                 .args([file("tls-cert-file", "pki/api-server.crt"), file("tls-private-key-file", "pki/api-server.key")])
                 .args([file("client-ca-file", "pki/ca.crt"), file("token-auth-file", "tokens.csv")])
@@ -131,8 +130,7 @@ impl Kubernetes {
         let url = format!("https://127.0.0.1:{port}");
         write_private(&data.join("kubeconfig"), kubeconfig(&url, pki.ca(), &admin).as_bytes())?;
         let kubectl = Kubectl { config: data.join("kubeconfig"), cache: data.join("kubecache") };
-        wait::until("kube-apiserver", READY, || {
-            server.check()?;
+        server.ready("kube-apiserver", READY, || {
             let (code, out, error) = kubectl.kubectl(&["get", "--raw", "/readyz"])?;
             Ok(if code == 0 { Ok(()) } else { Err(format!("{out}{error}")) })
         })?;
@@ -212,8 +210,7 @@ impl Kubernetes {
                 .args(["--count", &count.to_string()])
                 .args(arguments),
         )?;
-        wait::until("the simulated nodes", READY, || {
-            process.check()?;
+        process.ready("the simulated nodes", READY, || {
             let nodes = self.ok(&["get", "nodes", "-l", "kubevirt.io/schedulable=true", "-o", "name"])?;
             let seen = nodes.lines().count();
             Ok(if seen >= count as usize { Ok(()) } else { Err(format!("{seen} nodes")) })

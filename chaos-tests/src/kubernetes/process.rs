@@ -48,6 +48,19 @@ impl Process {
         }
     }
 
+    /// Waits until it is as wanted; a process that has ended is not waited for.
+    pub fn ready(
+        &self,
+        what: &str,
+        limit: Duration,
+        mut look: impl FnMut() -> Result<Result<(), String>>,
+    ) -> Result<()> {
+        wait::until(what, limit, || match self.check() {
+            Ok(()) => look().map(|seen| seen.map(Ok)),
+            Err(ended) => Ok(Ok(Err(ended))),
+        })?
+    }
+
     /// Its last words.
     pub fn log_tail(&self) -> String {
         tail(&self.log, 40)

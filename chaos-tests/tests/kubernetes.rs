@@ -1,0 +1,135 @@
+//! On a real kube-apiserver: our definitions and roles are taken, a VM lives its life, and costs the calls that are written down
+//! in `docs/budget.md`, no more.
+
+use anyhow::{Context, Result};
+use chaos_tests::{
+    e2e::{manifest, wait},
+    kubernetes::{
+        self, CONTROLLER, Kubernetes, NODES,
+        calls::{self, Counts},
+    },
+    rules::root,
+};
+use std::time::{Duration, Instant};
+
+/// Nothing here takes longer; the machine may be busy.
+const LONG: Duration = Duration::from_secs(90);
+
+/// Begins a test: it ends here, as skipped, where there is no kube-apiserver.
+macro_rules! kubernetes {
+    () => {
+        if let Err(why) = kubernetes::programs() {
+            println!("SKIPPED: {why}");
+            return Ok(());
+        }
+    };
+}
+
+fn phase(k: &Kubernetes, name: &str, wanted: &str) -> Result<()> {
+    wait::until(&format!("{wanted} of {name}"), LONG, || {
+        let vm = k.json(&["get", "vm", name])?;
+        let seen = vm["status"]["printableStatus"].as_str().unwrap_or_default().to_owned();
+        Ok(if seen == wanted { Ok(()) } else { Err(format!("{}", vm["status"])) })
+    })
+}
+
+/// Waits until the controller has not called for a while, but for its Lease and its watches; the number of its calls so far.
+fn quiet(k: &Kubernetes, pause: Duration) -> Result<usize> {
+    let begun = Instant::now();
+    let mut last = (0, Instant::now());
+    loop {
+        let ours = k.calls()?.iter().filter(|c| c.user == CONTROLLER && !c.is_standing()).count();
+        if ours != last.0 {
+            last = (ours, Instant::now());
+        } else if last.1.elapsed() >= pause {
+            return Ok(ours);
+        }
+        anyhow::ensure!(begun.elapsed() < LONG, "the controller does not come to rest: {:#?}", k.calls()?.last());
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
+/// The rows of a table in `docs/budget.md`, from its heading on.
+fn promised(heading: &str) -> Result<Counts> {
+    let page = std::fs::read_to_string(root().join("docs/budget.md")).context("read docs/budget.md")?;
+    let part = page.split_once(heading).with_context(|| format!("docs/budget.md has no '{heading}'"))?.1;
+    let rows =
+        part.lines().skip_while(|line| !line.starts_with("|---")).skip(1).take_while(|line| line.starts_with('|'));
+    rows.map(|row| {
+        let cells: Vec<&str> = row.split('|').map(str::trim).filter(|cell| !cell.is_empty()).collect();
+        let [verb, resource, count] = cells[..] else { anyhow::bail!("a row of three: {row}") };
+        Ok(((verb.to_owned(), resource.to_owned()), count.parse().with_context(|| row.to_owned())?))
+    })
+    .collect()
+}
+
+/// For each verb and resource the smallest count of all the VMs: a level that lasted over a second on a busy machine is written by
+/// right, and is not what every VM costs.
+fn least(of_each: &[Counts]) -> Counts {
+    let mut least = Counts::new();
+    for (key, first) in of_each.iter().flatten() {
+        let count = of_each.iter().map(|c| c.get(key).copied().unwrap_or(0)).min().unwrap_or(*first);
+        if count > 0 {
+            least.insert(key.clone(), count);
+        }
+    }
+    least
+}
+
+/// Fails for each count that is above what is promised.
+fn compare(what: &str, counted: &Counts) -> Result<()> {
+    let promised = promised(what)?;
+    println!("{what}\n\n{}", calls::table(counted, 1));
+    let grown: Vec<_> =
+        counted.iter().filter(|(key, count)| promised.get(key).copied().unwrap_or(0) < **count).collect();
+    anyhow::ensure!(grown.is_empty(), "more than docs/budget.md says under '{what}': {grown:?}");
+    Ok(())
+}
+
+#[test]
+fn a_vm_costs_what_is_written_down_and_nothing_where_nothing_changes() -> Result<()> {
+    kubernetes!();
+    let k = Kubernetes::start()?;
+    k.install()?;
+    let nodes = k.nodes(2, &["--kubelet", "--scheduler"])?;
+    let controller = k.controller("controller")?;
+    let said = || format!("{}\n{}", controller.log_tail(), nodes.log_tail());
+    let counted = |from: usize, of: &str, prefix: &str| -> Result<Counts> {
+        let all = k.calls()?;
+        let of_vm = all.iter().skip(from).filter(|c| c.user == of && !c.is_standing() && c.namespace == "default");
+        let of_vm: Vec<_> = of_vm.filter(|c| c.name.starts_with(prefix)).collect();
+        let refused: Vec<_> = of_vm.iter().filter(|c| c.is_refused() && c.is_write()).collect();
+        anyhow::ensure!(refused.is_empty(), "refused: {refused:#?}");
+        Ok(calls::counts(of_vm))
+    };
+
+    let (mut starts, mut agents, mut ends) = (vec![], vec![], vec![]);
+    for name in ["web", "db", "cache"] {
+        let from = k.calls()?.len();
+        k.apply(&manifest::vm(name).text())?;
+        phase(&k, name, "Running").with_context(said)?;
+        quiet(&k, Duration::from_secs(3))?;
+        starts.push(counted(from, CONTROLLER, "")?);
+        agents.push(counted(from, NODES, "virt-launcher")?);
+    }
+    // At rest for longer than any of its own deadlines for what runs.
+    let from = k.calls()?.len();
+    std::thread::sleep(Duration::from_secs(8));
+    let idle: Vec<_> = k.calls()?.into_iter().skip(from).filter(|c| !c.is_standing()).collect();
+    assert!(idle.is_empty(), "nothing changes, and there are calls: {idle:#?}");
+    for name in ["web", "db", "cache"] {
+        let from = k.calls()?.len();
+        k.ok(&["delete", "vm", name])?;
+        wait::until("the end of everything", LONG, || {
+            let left = k.ok(&["get", "vmi,pods,controllerrevisions", "-o", "name"])?;
+            let left: Vec<_> = left.lines().filter(|line| line.contains(name)).map(str::to_owned).collect();
+            Ok(if left.is_empty() { Ok(()) } else { Err(left.join(" ")) })
+        })
+        .with_context(said)?;
+        quiet(&k, Duration::from_secs(2))?;
+        ends.push(counted(from, CONTROLLER, "")?);
+    }
+    compare("## From created to Running", &least(&starts))?;
+    compare("## The node agent's part", &least(&agents))?;
+    compare("## From deleted to gone", &least(&ends))
+}
