@@ -3,9 +3,14 @@
 //! The driver is asked by a message and answers with a copy of the cell; what is read and compared for the answer is done
 //! by whoever asks, so that no question holds up a machine.
 
+use kube::{
+    Api, Client,
+    api::{DynamicObject, ListParams},
+    core::ApiResource,
+};
 use state::{
     Key, Timestamp,
-    explain::{Explanation, Story},
+    explain::{Explanation, Story, Warning},
     journal::{CellKind, Entry, Piece, pieces},
     vm::Vm,
 };
@@ -20,6 +25,10 @@ use tokio::sync::{mpsc, oneshot};
 
 /// Questions that may wait for the driver.
 const QUESTIONS: usize = 64;
+/// Objects whose Events are read for one answer.
+const ASKS: usize = 8;
+/// Events of one object that are read.
+const EVENTS: u32 = 50;
 /// The driver answers between two steps, which take microseconds.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -45,6 +54,7 @@ pub enum ExplainError {
 
 #[derive(Clone)]
 struct Leader {
+    client: Client,
     ask: mpsc::Sender<Question>,
     flusher: Flusher,
     journal: Option<PathBuf>,
@@ -56,9 +66,9 @@ pub struct Explainer(Arc<Mutex<Option<Leader>>>);
 
 impl Explainer {
     /// The driver begins: where its questions come from.
-    pub(crate) fn leads(&self, flusher: Flusher, journal: Option<PathBuf>) -> mpsc::Receiver<Question> {
+    pub(crate) fn leads(&self, client: Client, flusher: Flusher, journal: Option<PathBuf>) -> mpsc::Receiver<Question> {
         let (ask, asked) = mpsc::channel(QUESTIONS);
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Leader { ask, flusher, journal });
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Leader { client, ask, flusher, journal });
         asked
     }
 
@@ -95,8 +105,46 @@ impl Explainer {
         let now = Timestamp(u64::try_from(now.as_millis()).unwrap_or(u64::MAX));
         let mut explanation = Explanation::new(key, story, cell.as_deref(), now);
         explanation.gaps.extend(gaps);
+        let mut warnings = vec![];
+        for (kind, name) in explanation.asks.iter().take(ASKS) {
+            match tokio::time::timeout(PATIENCE, warned(&leader.client, &key.namespace, kind, name)).await {
+                Ok(Ok(said)) => warnings.extend(said),
+                Ok(Err(error)) => {
+                    tracing::info!(%key, kind, name, %error, "the Events cannot be read");
+                    explanation.gaps.push(format!("the Events of {kind} {name} could not be read"));
+                }
+                Err(_) => explanation.gaps.push(format!("the Events of {kind} {name} were not answered in time")),
+            }
+        }
+        explanation.hear(warnings);
         Ok(explanation)
     }
+}
+
+/// The Warnings about an object.
+async fn warned(client: &Client, namespace: &str, kind: &str, name: &str) -> kube::Result<Vec<Warning>> {
+    let r = ApiResource {
+        group: String::new(),
+        version: "v1".into(),
+        api_version: "v1".into(),
+        kind: "Event".into(),
+        plural: "events".into(),
+    };
+    let fields = format!("involvedObject.kind={kind},involvedObject.name={name}");
+    let api = Api::<DynamicObject>::namespaced_with(client.clone(), namespace, &r);
+    let found = api.list(&ListParams::default().fields(&fields).limit(EVENTS)).await?;
+    let warnings = found.items.into_iter().map(|e| e.data).filter(|e| e["type"] == "Warning").map(|e| {
+        let text = |key: &str| e[key].as_str().unwrap_or_default().to_owned();
+        let last = ["lastTimestamp", "eventTime", "firstTimestamp"].iter().find_map(|k| Timestamp::parse(&text(k)));
+        Warning {
+            kind: kind.into(),
+            name: name.into(),
+            reason: text("reason"),
+            message: text("message"),
+            last: last.unwrap_or_default(),
+        }
+    });
+    Ok(warnings.collect())
 }
 
 /// How the lines of a cell's records begin: others are not read any further.

@@ -93,7 +93,8 @@ pub async fn run(config: Config) -> Result<(), Error> {
         l = lease::acquire(client, config.lease.clone(), instance.clone()) => l?,
     };
     let journal = Journal::open(config.journal.clone(), instance.as_str(), Some(leadership.epoch));
-    let asked = config.explainer.leads(journal.flusher(), config.journal.as_ref().map(|j| j.dir.clone()));
+    let asked =
+        config.explainer.leads(client.clone(), journal.flusher(), config.journal.as_ref().map(|j| j.dir.clone()));
     let (epoch, until) = (leadership.epoch, leadership.until.subscribe());
     tokio::select! {
         () = config.stop.cancelled() => {

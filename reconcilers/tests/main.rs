@@ -154,19 +154,45 @@ async fn guests_that_end_by_themselves_and_starts_that_are_refused() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_missing_claim_is_named_until_it_is_there() {
     let w = World::new().await;
+    let why = |name: &'static str| {
+        let explainer = w.explainer.clone();
+        async move { explainer.explain(&state::Key::new("default", name)).await }
+    };
+    assert!(matches!(why("disk").await, Err(reconcilers::ExplainError::NotLeading(_))), "nobody leads yet");
     let (stop, running) = w.controller();
     let mut m = vm("disk", "Always");
     m["spec"]["template"]["spec"]["volumes"] = json!([{"name": "d", "persistentVolumeClaim": {"claimName": "c1"}}]);
     w.create(Kind::VirtualMachine, m).await;
     w.status("disk", "ErrorPvcNotFound").await;
+    let e = why("disk").await.unwrap();
+    assert_eq!((e.waits[0].reason.as_str(), e.live), ("FailedPvcNotFound", true), "{e:#?}");
+    assert!(e.waits[0].since.is_some() && e.gaps.is_empty(), "{e:#?}");
+    assert!(matches!(why("other").await, Err(reconcilers::ExplainError::Unknown(_))));
     let claim = json!({
         "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "c1", "namespace": "default"},
         "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Mi"}}},
     });
     w.create(Kind::PersistentVolumeClaim, claim).await;
     w.status("disk", "Running").await;
+    let e = why("disk").await.unwrap();
+    let told: Vec<_> = e.history.iter().map(|h| h.message.as_str()).collect();
+    let at = |text: &str| told.iter().position(|t| t.contains(text)).unwrap_or_else(|| panic!("{text}: {told:#?}"));
+    let story = [
+        "created the virtual machine",
+        "waits for PersistentVolumeClaim c1",
+        "has PersistentVolumeClaim c1 now",
+        "runs the guest",
+    ];
+    assert!(story.map(at).is_sorted(), "{told:#?}");
     stop.cancel();
     running.await.unwrap().unwrap();
+    assert!(matches!(why("disk").await, Err(reconcilers::ExplainError::NotLeading(_))), "nobody leads any more");
+    // The journal alone tells the same.
+    let key = state::Key::new("default", "disk");
+    let (story, gaps) = reconcilers::read_journal(&w.folder.path().join("journal"), &key).unwrap();
+    let now = story.latest();
+    let past = state::explain::Explanation::new(&key, story, None, now);
+    assert_eq!((past.history, gaps), (e.history, vec![]));
     w.assert_replays();
 }
 

@@ -176,7 +176,12 @@ fn an_image_that_is_not_there_or_breaks_off_is_named() -> Result<()> {
     cut.delete()?;
 
     let truncated = Vm::apply(cluster, &vm("bad-qcow2").image(BROKEN_IMAGE))?;
-    complains(&truncated, &["CrashLoopBackOff", "Stopped", "Stopping", "Starting"], &["qcow2", "damaged"], "remove the cause")?;
+    complains(
+        &truncated,
+        &["CrashLoopBackOff", "Stopped", "Stopping", "Starting"],
+        &["qcow2", "damaged"],
+        "remove the cause",
+    )?;
     truncated.delete()?;
 
     // Nothing else was harmed.

@@ -68,10 +68,9 @@ fn a_person_can_ask_why() -> Result<()> {
     let (code, out, _) = cluster.virtfold(&["explain", "vm", "why"])?;
     ensure!(code == 0 && out.starts_with("why is Running on node ") && !out.contains('\x1b'), "{out}");
     ensure!(out.contains("Steps of the last start") && out.contains("user admin"), "{out}");
-    for (name, message) in [
-        ("vm/nobody", "virtualmachine.kubevirt.io \"nobody\" not found"),
-        ("pod/nobody", "pods \"nobody\" not found"),
-    ] {
+    for (name, message) in
+        [("vm/nobody", "virtualmachine.kubevirt.io \"nobody\" not found"), ("pod/nobody", "pods \"nobody\" not found")]
+    {
         let (code, out, said) = cluster.virtfold(&["explain", name])?;
         ensure!(code == 1 && out.is_empty() && said.contains(message), "{name}: {code} {out} {said}");
     }
@@ -95,7 +94,9 @@ fn a_person_can_ask_why() -> Result<()> {
     vm.wait_printable("Stopped", START)?;
     let e = ask(&["explain", "vm/why", "-o", "json"])?;
     let told = lines(&e);
-    for line in ["user admin: changed the run strategy from Always to Halted", "guest null: shut down, as it was asked to"] {
+    for line in
+        ["user admin: changed the run strategy from Always to Halted", "guest null: shut down, as it was asked to"]
+    {
         ensure!(told.iter().any(|l| l == line), "no '{line}' in {told:#?}");
     }
     ensure!(e["waits"][0]["kind"] == "person" && e["waits"][0]["unblock"] == "'virtfold start why'", "{e}");
@@ -117,6 +118,20 @@ fn what_keeps_a_pod_from_starting_is_named() -> Result<()> {
     let keyless = Vm::apply(cluster, &vm("why-secret").disk("init", json!({"disk": {"bus": "virtio"}}), secret))?;
     complains(&keyless, &["Starting"], &["why-no-secret"], "create the Secret")?;
     keyless.delete()?;
+
+    // Why a claim has no volume, its own Events tell.
+    let claim = json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "why-unbound", "namespace": "default"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "storageClassName": "why-no-class",
+                 "resources": {"requests": {"storage": "8Mi"}}}});
+    cluster.apply(&claim.to_string())?;
+    let volume = json!({"persistentVolumeClaim": {"claimName": "why-unbound"}});
+    let unbound = Vm::apply(cluster, &vm("why-volume").disk("data", json!({"disk": {"bus": "virtio"}}), volume))?;
+    complains(&unbound, &["ErrorUnschedulable"], &["unbound", "why-unbound"], "kubectl describe pvc why-unbound")?;
+    let (_, out, said) = cluster.virtfold(&["explain", "why-volume"])?;
+    ensure!(out.contains("why-no-class") && out.contains("not found"), "{out}{said}");
+    unbound.delete()?;
+    cluster.ok(&["delete", "pvc", "why-unbound"])?;
 
     // A quota that is used up, in a namespace of its own.
     cluster.apply(&json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "why-small"}}).to_string())?;

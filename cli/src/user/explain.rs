@@ -132,7 +132,9 @@ fn text(e: &Explanation, paint: &Paint) -> String {
         lines.push(format!("Waits for  {}", paint.kind(w.kind, &w.waits_for)));
         let name = [w.condition.as_str(), w.reason.as_str()];
         let name: Vec<&str> = name.into_iter().filter(|n| !n.is_empty()).collect();
-        let mut rows = vec![("because", w.message.clone()), ("unblock", w.unblock.clone()), ("name", name.join("/"))];
+        let mut rows = vec![("because", w.message.clone())];
+        rows.extend(w.evidence.iter().map(|e| ("says", e.clone())));
+        rows.extend([("unblock", w.unblock.clone()), ("name", name.join("/"))]);
         if let Some(since) = w.since {
             rows.push(("since", format!("{} ({})", since.precise(), duration(e.as_of.since(since).0))));
         }

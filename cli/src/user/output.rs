@@ -11,7 +11,8 @@ pub fn print(values: &[Value], output: Output) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     for (i, value) in values.iter().enumerate() {
         if output == Output::Json {
-            serde_json::to_writer_pretty(&mut out, value)?;
+            // As an error of the output, so that one who reads only the beginning is known as such.
+            serde_json::to_writer_pretty(&mut out, value).map_err(std::io::Error::from)?;
             writeln!(out)?;
         } else {
             if i > 0 {

@@ -133,7 +133,7 @@ pub fn objects() -> Vec<Value> {
                 rule(&["storage.k8s.io"], &["storageclasses"], &READ),
                 rule(&["apps"], &["controllerrevisions"], &["get", "list", "watch", "create", "delete", "patch"]),
                 rule(&["coordination.k8s.io"], &["leases"], &["get", "list", "watch", "create", "update", "patch"]),
-                rule(&["events.k8s.io", ""], &["events"], &["create", "patch", "update"]),
+                rule(&["events.k8s.io", ""], &["events"], &["get", "list", "create", "patch", "update"]),
             ],
         ),
         cluster_binding("virtfold:controller", "User", "virtfold-controller"),

@@ -16,11 +16,12 @@ pub use story::Story;
 
 use crate::{
     Key, NodeName, Timestamp,
+    object::Kind,
     trace::Step,
     vm::{
         Vm,
         facts::Facts,
-        waits::{Wait, Weight},
+        waits::{self, Wait, Weight},
     },
 };
 use serde::{Deserialize, Serialize};
@@ -161,6 +162,9 @@ pub struct Waiting {
     pub reason: String,
     /// The cause, in the condition's words.
     pub message: String,
+    /// What others said in Events about the objects that it waits for, newest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub evidence: Vec<String>,
     /// What would end it.
     pub unblock: String,
     /// Since when.
@@ -169,6 +173,21 @@ pub struct Waiting {
     /// Until when at the latest, where that is known.
     #[serde(default, with = "stamp_option", skip_serializing_if = "Option::is_none")]
     pub until: Option<Timestamp>,
+}
+
+/// A Warning that somebody else wrote about an object: an Event.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Warning {
+    /// Kind of the object.
+    pub kind: String,
+    /// Its name.
+    pub name: String,
+    /// Reason.
+    pub reason: String,
+    /// In words.
+    pub message: String,
+    /// Said last.
+    pub last: Timestamp,
 }
 
 /// The answer to "why".
@@ -208,13 +227,16 @@ pub struct Explanation {
     /// What the history may be missing, and why.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gaps: Vec<String>,
+    /// Objects whose Events may tell more: kind and name.
+    #[serde(skip)]
+    pub asks: Vec<(&'static str, String)>,
 }
 
 impl Explanation {
     /// The explanation of a machine at a time, from the story so far. `live` is the cell as it is now, where there is one.
     pub fn new(key: &Key, mut story: Story, live: Option<&Vm>, now: Timestamp) -> Self {
         if let Some(cell) = live {
-            story.look(now, cell.facts());
+            story.look(now, cell.known());
         }
         let as_of = if live.is_some() { now } else { story.latest() };
         let facts = story.facts().clone();
@@ -228,10 +250,14 @@ impl Explanation {
             api_version: API_VERSION.into(),
             namespace: key.namespace.clone(),
             name: key.name.clone(),
-            summary: summary(key, &facts, &status, &waits),
+            summary: match (vm, vmi) {
+                (None, None) => format!("{} does not exist any more.", key.name),
+                (Some(_), _) | (_, Some(_)) => summary(&key.name, &status, node.as_ref(), &waits),
+            },
             status,
             phase,
             node,
+            asks: facts.waits.iter().flat_map(|w| asks(w, &facts)).collect(),
             run_strategy: vm.map_or("", |v| v.strategy.name()).to_owned(),
             steps: steps(&story, &facts, as_of),
             waits,
@@ -241,6 +267,29 @@ impl Explanation {
             gaps: vec![],
         }
     }
+
+    /// Adds what others said about the objects that it waits for ([`Self::asks`]). A step that seemed to go well is a problem
+    /// where they warn of it.
+    pub fn hear(&mut self, mut warnings: Vec<Warning>) {
+        warnings.sort_by_key(|w| std::cmp::Reverse(w.last));
+        let Some(wait) = self.waits.first_mut().filter(|_| !warnings.is_empty()) else { return };
+        wait.evidence =
+            warnings.iter().map(|w| format!("{} {}: {}: {}", w.kind, w.name, w.reason, w.message)).collect();
+        if let (WaitKind::Progress, Some(newest)) = (wait.kind, warnings.first()) {
+            wait.kind = WaitKind::Problem;
+            wait.unblock = waits::container(&newest.message);
+        }
+        self.summary = summary(&self.name, &self.status, self.node.as_ref(), &self.waits);
+    }
+}
+
+/// Objects of others that a wait is about.
+fn asks(wait: &Wait, facts: &Facts) -> Vec<(&'static str, String)> {
+    let pod = || facts.pod.iter().map(|p| (Kind::Pod.name(), p.name.clone())).collect();
+    if let Wait::Unschedulable { unbound, .. } = wait {
+        return unbound.iter().map(|c| (Kind::PersistentVolumeClaim.name(), c.clone())).collect();
+    }
+    if let Wait::Preparation { .. } = wait { pod() } else { vec![] }
 }
 
 fn waiting(key: &Key, wait: &Wait, since: Option<Timestamp>) -> Waiting {
@@ -255,25 +304,24 @@ fn waiting(key: &Key, wait: &Wait, since: Option<Timestamp>) -> Waiting {
         condition: condition.into(),
         reason: reason.into(),
         message: wait.message(),
+        evidence: vec![],
         unblock: wait.unblock(&key.name),
         since,
         until: wait.until(),
     }
 }
 
-fn summary(key: &Key, facts: &Facts, status: &str, waits: &[Waiting]) -> String {
-    let name = &key.name;
-    if facts.vm.is_none() && facts.vmi.is_none() {
-        return format!("{name} does not exist any more.");
-    }
-    let place = facts.vmi.as_ref().and_then(|v| v.node.as_ref()).map_or(String::new(), |n| format!(" on node {n}"));
+fn summary(name: &str, status: &str, node: Option<&NodeName>, waits: &[Waiting]) -> String {
+    let place = node.map_or(String::new(), |n| format!(" on node {n}"));
     match waits.first() {
         None => format!("{name} is {status}{place}, as it should be."),
         Some(w) => {
             let is = if status.is_empty() { String::new() } else { format!(" is {status}{place} and") };
-            match w.message.as_str() {
-                "" => format!("{name}{is} waits for {}.", w.waits_for),
-                m => format!("{name}{is} waits for {}: {}.", w.waits_for, m.trim_end_matches('.')),
+            let why = [w.message.as_str(), w.evidence.first().map_or("", String::as_str)];
+            let why: Vec<&str> = why.into_iter().map(|t| t.trim_end_matches('.')).filter(|t| !t.is_empty()).collect();
+            match why[..] {
+                [] => format!("{name}{is} waits for {}.", w.waits_for),
+                _ => format!("{name}{is} waits for {}: {}.", w.waits_for, why.join("; ")),
             }
         }
     }

@@ -31,6 +31,8 @@ pub struct Story {
     steps: Vec<(Step, Timestamp, Timestamp)>,
     operation: Option<(Timestamp, bool)>,
     latest: Timestamp,
+    /// When the VM was seen first.
+    seen: Option<Timestamp>,
     steps_seen: u64,
 }
 
@@ -45,6 +47,7 @@ impl Story {
             steps: vec![],
             operation: None,
             latest: Timestamp::default(),
+            seen: None,
             steps_seen: 0,
         }
     }
@@ -61,7 +64,7 @@ impl Story {
         }
         self.steps_seen += 1;
         let _ = self.cell.step(event);
-        let facts = self.cell.facts();
+        let facts = self.cell.known();
         self.look(event.at, facts);
     }
 
@@ -139,6 +142,12 @@ impl Story {
             if from_the_start == Some(true) || (from_the_start == Some(false) && self.steps.is_empty()) {
                 self.steps.clone_from(&new.steps);
             }
+            // An object's own time has whole seconds; it was made when it was seen, within them.
+            if let (Some((Step::Create, start, _)), Some(seen)) = (self.steps.first_mut(), self.seen)
+                && seen.since(*start) <= crate::Millis::secs(1)
+            {
+                *start = seen.max(*start);
+            }
         }
         // What is not seen yet by a controller that has just begun is not gone.
         let another = matches!((&old.vmi, &new.vmi), (Some(a), Some(b)) if a.uid != b.uid) || new.no_vmi;
@@ -169,6 +178,7 @@ impl Story {
         let by = || Actor::User(vm.by.clone());
         match old.filter(|o| o.uid == vm.uid) {
             None => {
+                self.seen = Some(at);
                 let by = if vm.generation <= 1 { by() } else { Actor::User(None) };
                 let text = format!("created the virtual machine (run strategy {})", vm.strategy.name());
                 self.tell(made(vm.created, at), by, text);
@@ -185,7 +195,8 @@ impl Story {
                 if o.strategy != vm.strategy {
                     let text = format!("changed the run strategy from {} to {}", o.strategy.name(), vm.strategy.name());
                     self.tell(at, by(), text);
-                } else if o.generation < vm.generation {
+                } else if o.generation < vm.generation && o.deleting == vm.deleting {
+                    // A deletion counts as a generation, too.
                     self.tell(at, by(), format!("changed its spec (generation {})", vm.generation));
                 }
                 self.requests(at, &o.requests, &vm.requests);
@@ -246,7 +257,9 @@ impl Story {
                     self.tell(*since, Actor::Controller, format!("allowed node {node} to start the guest"));
                 }
                 (Phase::Running, Some(node)) => self.tell(*since, Actor::Agent(node.clone()), "runs the guest"),
-                (Phase::Failed, _) => self.push(*since, Actor::Controller, vmi.words.clone(), true),
+                (Phase::Failed, _) => {
+                    self.push(*since, Actor::Controller, format!("saw it end: {}", vmi.words), true);
+                }
                 (Phase::Succeeded, _) => self.tell(*since, Actor::Guest, "shut down"),
                 (
                     Phase::Unset
@@ -348,7 +361,9 @@ impl Story {
         let said =
             ended.filter(|(cause, _)| vmi.phase == Phase::Succeeded || vmi.reason.as_deref() == Some(cause.name()));
         let Some((cause, message)) = said else {
-            return self.push(at, Actor::Controller, vmi.words.clone(), vmi.phase == Phase::Failed);
+            // What ends because it was to go away is no problem.
+            let problem = vmi.phase == Phase::Failed && vmi.deleting.is_none();
+            return self.push(at, Actor::Controller, format!("saw it end: {}", vmi.words), problem);
         };
         let more = if message.is_empty() { String::new() } else { format!(": {message}") };
         let asked = vmi.deleting.is_some();

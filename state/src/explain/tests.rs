@@ -1,7 +1,7 @@
 //! Ways to be stuck or to fail: the answer names the true cause, and conditions and Events say the same.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use super::{Explanation, Story, WaitKind};
+use super::{Explanation, Story, WaitKind, Warning};
 use crate::{
     Key, Timestamp,
     domain::{Cause, DomainState},
@@ -213,6 +213,7 @@ fn a_claim_is_missing_or_has_no_volume() {
         "kubectl describe pvc c1",
         true,
     );
+    assert_eq!(explain(&w).asks, [("PersistentVolumeClaim", "c1".to_owned())]);
 }
 
 #[test]
@@ -466,6 +467,19 @@ fn a_deletion_waits_for_a_finalizer_of_somebody_else() {
 }
 
 #[test]
+fn a_changed_spec_waits_for_a_restart() {
+    let mut w = running("Always");
+    let memory = json!({"template": {"spec": {"domain": {"memory": {"guest": "128Mi"}}}}});
+    w.edit(
+        Kind::VirtualMachine,
+        json!({"metadata": {"generation": 2, "annotations": {"virtfold.io/changed-by": "alice"}}, "spec": memory}),
+    );
+    w.settle(10_000);
+    cause(&w, "", &["spec.template.spec.domain.memory"], "virtfold restart web", false);
+    told(&w, "user alice", "changed its spec (generation 2)");
+}
+
+#[test]
 fn requests_name_who_made_them() {
     let mut w = World::with(vm("Manual"));
     w.settle(2_000);
@@ -474,6 +488,25 @@ fn requests_name_who_made_them() {
     w.settle(10_000);
     told(&w, "user bob", "asked for a start");
     assert_eq!(w.phase(), "Running");
+}
+
+#[test]
+fn what_others_say_of_pod_and_claims_is_evidence() {
+    let said = |kind: &str, name: &str, message: &str, last| Warning {
+        kind: kind.into(),
+        name: name.into(),
+        reason: "Failed".into(),
+        message: message.into(),
+        last: Timestamp(last),
+    };
+    let w = stuck(vm("Always"), waiting("ContainerCreating", ""));
+    let mut e = explain(&w);
+    let pod = w.get(Kind::Pod).unwrap()["metadata"]["name"].as_str().unwrap();
+    assert_eq!(e.asks, [("Pod", pod.to_owned())]);
+    e.hear(vec![said("Pod", pod, "older", 1), said("Pod", pod, "MountVolume.SetUp failed: secret \"s\" not found", 2)]);
+    assert_eq!(e.waits[0].kind, WaitKind::Problem);
+    assert!(e.waits[0].unblock.contains("create the Secret") && e.waits[0].evidence[0].contains("MountVolume"));
+    assert!(e.summary.contains("secret \"s\" not found") && !e.summary.contains("older"), "{}", e.summary);
 }
 
 #[test]

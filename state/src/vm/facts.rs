@@ -106,7 +106,7 @@ pub struct PodFacts {
 
 impl Vm {
     /// What is known.
-    pub fn facts(&self) -> Facts {
+    pub fn known(&self) -> Facts {
         let vm = self.vm.get().map(|v| VmFacts {
             uid: v.meta.uid.clone(),
             created: v.meta.created,

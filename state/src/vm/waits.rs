@@ -207,8 +207,8 @@ impl Wait {
             Self::CrashLoop { .. } => ("Failure", "CrashLoopBackOff"),
             Self::Finalizers { .. } => ("", "WaitingForFinalizers"),
             Self::Paused { reason } => ("Paused", reason),
-            Self::RestartRequired(_) => ("RestartRequired", "RestartRequired"),
-            Self::Off(_) => ("Ready", "VMINotExists"),
+            Self::RestartRequired(_) => ("RestartRequired", ""),
+            Self::Off(strategy) => ("", strategy.name()),
             Self::Ended { .. } => ("Ready", "GuestNotRunning"),
         }
     }
@@ -314,7 +314,7 @@ impl Wait {
                 format!("the {kind} is being deleted and is kept by finalizers of others: {}", names.join(", "))
             }
             Self::Paused { reason } => paused_words(reason).into(),
-            Self::Off(strategy) => format!("run strategy {}: it is off until it is started", strategy.name()),
+            Self::Off(strategy) => format!("its run strategy is {}", strategy.name()),
         }
     }
 
@@ -453,7 +453,7 @@ fn unschedulable(message: &str, unbound: &[String]) -> String {
 }
 
 /// What helps a pod that its node cannot prepare, by the node's words.
-fn container(message: &str) -> String {
+pub(crate) fn container(message: &str) -> String {
     let text = message.to_ascii_lowercase();
     let way = if text.contains("secret") {
         "create the Secret that is named, with the key that is named"
@@ -555,7 +555,7 @@ impl Vm {
 
     /// Starts that failed in a row. Why the last one did is kept in the VM's condition, because the instance goes away.
     fn crash_loop(&self, vm: &VmView) -> Option<Wait> {
-        let failure = self.start_failure(vm).filter(|f| f.consecutive_fail_count > 0)?;
+        let failure = self.start_failure(vm).filter(|f| f.consecutive_fail_count > 0 && vm.meta.deleting.is_none())?;
         let ended = self.own_vmi().filter(|v| v.phase == Phase::Failed);
         let why = match ended.and_then(ending) {
             Some(words) => words,
