@@ -147,6 +147,7 @@ pub fn resource(kind: Kind) -> ApiResource {
     let (group, version, plural) = match kind {
         Kind::VirtualMachine => (api::names::GROUP, "v1", "virtualmachines"),
         Kind::VirtualMachineInstance => (api::names::GROUP, "v1", "virtualmachineinstances"),
+        Kind::VirtualMachineInstanceReplicaSet => (api::names::GROUP, "v1", "virtualmachineinstancereplicasets"),
         Kind::Pod => ("", "v1", "pods"),
         Kind::ControllerRevision => ("apps", "v1", "controllerrevisions"),
         Kind::PersistentVolumeClaim => ("", "v1", "persistentvolumeclaims"),
