@@ -164,7 +164,8 @@ mod tests {
 
     #[test]
     fn selectors_match_and_print_as_clients_expect() {
-        let e = |key: &str, operator: &str, values: &[&str]| json!({"key": key, "operator": operator, "values": values});
+        let e =
+            |key: &str, operator: &str, values: &[&str]| json!({"key": key, "operator": operator, "values": values});
         let all = json!({"matchLabels": {"b": "2", "a": "1"}, "matchExpressions": [
             e("c", "In", &["y", "x", "x"]), e("d", "NotIn", &["z"]), e("e", "Exists", &[]), e("f", "DoesNotExist", &[])]});
         let s = parse(all).unwrap();
@@ -189,9 +190,7 @@ mod tests {
 
     #[test]
     fn selectors_that_make_no_sense_say_why() {
-        let e = |key: &str, operator: &str, values: &[&str]| {
-            json!({"matchExpressions": [{"key": key, "operator": operator, "values": values}]})
-        };
+        let e = |key: &str, operator: &str, values: &[&str]| json!({"matchExpressions": [{"key": key, "operator": operator, "values": values}]});
         for (raw, text) in [
             (e("a", "in", &["x"]), "\"in\" is not an operator (label a): use In, NotIn, Exists or DoesNotExist"),
             (e("a", "In", &[]), "operator In of label a takes at least one value"),

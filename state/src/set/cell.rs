@@ -36,7 +36,7 @@ pub enum Input {
 }
 
 /// Which instances the cell has to be told of beside those that it knows.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Choice {
     /// Those that this set controls.
     pub set: Uid,
@@ -55,7 +55,7 @@ impl Choice {
 }
 
 /// What a command was for.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) enum What {
     Status,
     ConfirmSet,
@@ -76,14 +76,14 @@ impl What {
 }
 
 /// A failure that people should know of until it is over.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Trouble {
-    pub reason: &'static str,
+    pub reason: String,
     pub message: String,
 }
 
 /// One set.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Set {
     pub(super) key: Key,
     pub(super) now: Timestamp,
@@ -107,8 +107,11 @@ pub struct Set {
     pub(super) crashes: u64,
     pub(super) crashed: Option<(String, Timestamp)>,
     pub(super) lazy: Option<Timestamp>,
+    /// Derived names, as far as they were needed: (UID, base, names). Saves hashing.
+    #[serde(skip)]
+    pub(super) names: (Uid, String, Vec<String>),
     /// To be told to people with the next plan.
-    pub(super) tell: Vec<(bool, &'static str, String)>,
+    pub(super) tell: Vec<(bool, String, String)>,
     pub(super) armed: Option<Timestamp>,
 }
 
@@ -132,6 +135,7 @@ impl Set {
             crashes: 0,
             crashed: None,
             lazy: None,
+            names: Default::default(),
             tell: vec![],
             armed: None,
         }
@@ -321,12 +325,13 @@ impl Set {
 
     /// Drops what is nobody's business here: names that are free, and strangers that do not match and stand in no way.
     pub(super) fn forget(&mut self, name: &str) {
-        let Some(slot) = self.members.get(name) else { return };
-        let useless = match slot.get() {
+        let Some(slot) = self.members.get(name).filter(|s| !s.in_flight() && !s.is_doubted()) else { return };
+        let chosen = slot.get().map(|m| self.choice().is_some_and(|c| c.chooses(m)));
+        let useless = match chosen {
             None => true,
-            Some(m) => !self.choice().is_some_and(|c| c.chooses(m)) && !self.takes_a_name(name),
+            Some(chosen) => !chosen && !self.takes_a_name(name),
         };
-        if useless && !slot.in_flight() && !slot.is_doubted() {
+        if useless {
             self.members.remove(name);
         }
     }
@@ -383,12 +388,15 @@ impl Set {
                 if let Some(slot) = self.members.get_mut(name) {
                     slot.succeeded();
                     if sight.is_none() {
-                        slot.failed(now, None);
                         slot.doubt();
                     }
                 }
                 if let Some(s) = sight {
                     self.saw(s, true);
+                }
+                // Told of an object that is known to be gone: no server that is up to date says so.
+                if let Some(slot) = self.members.get_mut(name).filter(|s| s.is_doubted()) {
+                    slot.failed(now, None);
                 }
             }
             Settled::Gone => match what {
@@ -439,9 +447,8 @@ impl Set {
                 self.making.succeeded();
                 self.create_failed = None;
                 self.window = (self.window + 1).min(BURST);
-                let text =
-                    format!("Started the virtual machine by creating the new virtual machine instance {name}");
-                self.tell.push((false, "SuccessfulCreate", text));
+                let text = format!("Started the virtual machine by creating the new virtual machine instance {name}");
+                self.tell.push((false, "SuccessfulCreate".into(), text));
             }
             What::Delete(_) => {
                 self.delete_failed = None;
@@ -451,7 +458,7 @@ impl Set {
                 } else {
                     format!("Stopped the virtual machine by deleting the virtual machine instance {name}")
                 };
-                self.tell.push((false, "SuccessfulDelete", text));
+                self.tell.push((false, "SuccessfulDelete".into(), text));
             }
             What::Adopt(_) | What::Release(_) | What::Confirm(_) | What::Status | What::ConfirmSet => {}
         }
@@ -465,14 +472,14 @@ impl Set {
                 self.window = 1;
                 self.making.failed(now, None);
                 let message = format!("Error creating virtual machine instance: {text}");
-                self.fail(Trouble { reason: "FailedCreate", message });
+                self.fail(Trouble { reason: "FailedCreate".into(), message });
             }
             What::Delete(_) => {
                 if let Some(slot) = self.members.get_mut(name) {
                     slot.failed(now, Some(r.clone()));
                 }
                 let message = format!("Error deleting virtual machine instance {name}: {text}");
-                self.fail(Trouble { reason: "FailedDelete", message });
+                self.fail(Trouble { reason: "FailedDelete".into(), message });
             }
             What::Adopt(_) | What::Release(_) | What::Confirm(_) | What::Status | What::ConfirmSet => {
                 if let Some(slot) = self.members.get_mut(name) {
@@ -486,7 +493,7 @@ impl Set {
     fn fail(&mut self, trouble: Trouble) {
         let place = if trouble.reason == "FailedCreate" { &mut self.create_failed } else { &mut self.delete_failed };
         if place.as_ref() != Some(&trouble) {
-            self.tell.push((true, trouble.reason, trouble.message.clone()));
+            self.tell.push((true, trouble.reason.clone(), trouble.message.clone()));
             *place = Some(trouble);
         }
     }

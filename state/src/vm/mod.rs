@@ -35,7 +35,7 @@ pub mod vmi_status;
 pub mod waits;
 
 #[cfg(test)]
-mod model;
+pub(crate) mod model;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]

@@ -65,7 +65,7 @@ pub struct World {
     pub agent_up: bool,
 }
 
-fn merge(into: &mut Value, patch: &Value) {
+pub fn merge(into: &mut Value, patch: &Value) {
     let Value::Object(p) = patch else {
         *into = patch.clone();
         return;
