@@ -52,9 +52,9 @@ fn without_a_number_there_is_one_and_the_templates_name_is_the_base() {
 
 #[test]
 fn creations_grow_with_success_up_to_the_burst_and_shrink_with_failure() {
-    let mut w = World::new(set(300));
+    let mut w = World::new(set(600));
     w.settle(60_000);
-    assert_eq!(w.alive().len(), 300);
+    assert_eq!(w.alive().len(), 600);
     assert_eq!(w.burst, super::BURST);
     // One is tried at first, and one again after a refusal.
     let mut w = World::new(set(100));
