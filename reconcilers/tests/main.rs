@@ -277,6 +277,5 @@ async fn a_set_makes_scales_replaces_adopts_and_goes_with_its_instances() {
     stop.cancel();
     running.await.unwrap().unwrap();
     // Both lives can be read back, and the machines of today do the same.
-    let report = w.replay();
-    assert_eq!((report.differing, report.gaps, report.unreadable, report.dropped), (0, 0, 0, 0), "{report:#?}");
+    w.assert_replays();
 }
