@@ -54,6 +54,8 @@ reader!(
         uid: String,
         /// Whether it is the managing controller.
         controller: bool,
+        /// Whether a deletion of the owner in the foreground waits for this object.
+        block_owner_deletion: bool,
     }
 );
 reader!(

@@ -620,8 +620,69 @@ fn requests_that_nobody_carries_out_are_refused() {
     let taken = ask_status(old, fine.clone()).unwrap().object;
     fine["status"]["stateChangeRequests"][0]["data"]["virtfold.io/requested-by"] = json!("somebody");
     assert_eq!(taken, fine, "a request has the name of whoever makes it, whatever it says");
-    for kind in ["VirtualMachineInstanceReplicaSet", "VirtualMachineInstanceMigration", "VirtualMachineInstancePreset"]
-    {
+    for kind in ["VirtualMachineInstanceMigration", "VirtualMachineInstancePreset"] {
         assert_eq!(ask(input(kind, json!({"metadata": {"name": "a"}}))).unwrap_err().code, 422);
     }
+}
+
+#[test]
+fn a_set_is_held_against_the_rules_of_its_instances() {
+    const KIND: &str = "VirtualMachineInstanceReplicaSet";
+    let set = |patch: &Value| {
+        let mut s = json!({"apiVersion": "kubevirt.io/v1", "kind": KIND, "metadata": {"name": "a"}, "spec": {
+            "selector": {"matchLabels": {"app": "a"}},
+            "template": {"metadata": {"labels": {"app": "a"}}, "spec": spec()}}});
+        merge(&mut s, patch);
+        s
+    };
+    let good = ask(input(KIND, set(&json!({})))).unwrap();
+    assert_eq!(good.object["spec"]["replicas"], 1, "a set without a number could not be scaled");
+    assert_eq!(good.object["spec"]["template"]["spec"], spec(), "defaults come with each instance");
+    assert_eq!(ask(input(KIND, set(&json!({"spec": {"replicas": 0}})))).unwrap().object["spec"]["replicas"], 0);
+    for (patch, field, text) in [
+        (json!({"spec": {"template": null}}), "spec.template", "missing virtual machine template"),
+        (json!({"spec": {"template": {"spec": null}}}), "spec.template.spec", "missing virtual machine instance spec"),
+        (json!({"spec": {"selector": null}}), "spec.selector", "there is no selector"),
+        (json!({"spec": {"selector": {"matchLabels": null}}}), "spec.selector", "the selector is empty"),
+        (
+            json!({"spec": {"selector": {"matchLabels": {"app": "b"}}}}),
+            "spec.selector",
+            "selector does not match labels",
+        ),
+        (
+            json!({"spec": {"selector": {"matchExpressions": [{"key": "app", "operator": "Is"}]}}}),
+            "spec.selector",
+            "\"Is\" is not an operator",
+        ),
+        (json!({"spec": {"replicas": -2}}), "spec.replicas", "must not be negative"),
+        (
+            json!({"spec": {"template": {"spec": {"domain": {"devices": {"tpm": {}}}}}}}),
+            "spec.template.spec.domain.devices.tpm",
+            "not supported",
+        ),
+        (
+            json!({"spec": {"template": {"spec": {"domain": {"memory": null}}}}}),
+            "spec.template.spec.domain.memory.guest",
+            "no memory requested",
+        ),
+        (
+            json!({"spec": {"template": {"spec": {"volumes": []}}}}),
+            "spec.template.spec.domain.devices.disks[0].name",
+            "",
+        ),
+    ] {
+        let refusal = ask(input(KIND, set(&patch))).unwrap_err();
+        let causes = refusal.details["causes"].as_array().unwrap().clone();
+        let found = causes.iter().find(|c| c["field"] == field);
+        let message = found.unwrap_or_else(|| panic!("{field}: {causes:?}"))["message"].as_str().unwrap();
+        assert!(message.contains(text), "{field}: {message}");
+    }
+    // What is stored already may be labelled, and is judged when its spec changes.
+    let old = set(&json!({"spec": {"replicas": 1, "selector": {"matchLabels": {"app": "b"}}}}));
+    let mut labelled = old.clone();
+    labelled["metadata"]["labels"] = json!({"x": "y"});
+    assert!(ask(update(KIND, old.clone(), labelled)).is_ok());
+    let mut scaled = old.clone();
+    scaled["spec"]["replicas"] = json!(2);
+    assert_eq!(ask(update(KIND, old, scaled)).unwrap_err().code, 422);
 }

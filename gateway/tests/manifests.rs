@@ -37,7 +37,6 @@ const REFUSED: &[(&str, &str)] = &[
     ("vmi-multus-multiple-net.yaml", "spec.domain.devices.interfaces[1].bridge"),
     ("vmi-multus-ptp.yaml", "spec.domain.devices.interfaces[0].bridge"),
     ("vmi-preset-small.yaml", "kind"),
-    ("vmi-replicaset-cirros.yaml", "kind"),
     ("vmi-sriov.yaml", "spec.domain.devices.interfaces[1].sriov"),
     ("vmi-usb.yaml", "spec.domain.devices.hostDevices"),
     ("vmi-windows.yaml", "spec.domain.devices.tpm"),

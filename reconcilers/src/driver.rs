@@ -5,7 +5,7 @@
 
 use crate::{
     events::Events,
-    executor::Executor,
+    executor::{Answer as Read, Executor},
     explain::Question,
     hub::{Entry, Hub, Queue},
     sessions::{Heard, Sessions},
@@ -18,7 +18,8 @@ use state::{
     journal::CellKind,
     node,
     object::{CommandId, Kind, ObjectRef, Settled},
-    observe::{ClaimView, NodeView, Object},
+    observe::{ClaimView, NodeView, Object, VmiView},
+    set,
     trace::Finished,
     vm::{ClusterConfig, Command, Fact, Input, Interest, NodeFact, Order, Report, Sight, Vm},
 };
@@ -37,18 +38,25 @@ const ANSWERS: usize = 1024;
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum CellId {
     Vm(Key),
+    Set(Key),
     Node(NodeName),
 }
 
 /// An outcome on its way back to its cell.
 enum Answer {
     Vm(Key, CommandId, Settled<Object>),
+    Set(Key, CommandId, Settled<set::Sight>),
     Node(NodeName, CommandId, Settled<NodeView>),
 }
 
 struct VmCell {
     machine: Vm,
     interests: BTreeSet<Interest>,
+}
+
+struct SetCell {
+    machine: set::Set,
+    choice: Option<set::Choice>,
 }
 
 /// A Node cell and the levels that its agent told last.
@@ -85,6 +93,8 @@ pub enum DriverError {
 pub struct Parts {
     /// Claims, for cells that ask for one.
     pub claims: Arc<Hub<ClaimView>>,
+    /// Instances, for sets that begin to look at them.
+    pub vmis: Arc<Hub<VmiView>>,
     /// What the hubs have.
     pub queue: Arc<Queue>,
     /// Carries out writes and reads.
@@ -105,6 +115,7 @@ pub struct Parts {
 pub struct Driver {
     parts: Parts,
     vms: BTreeMap<Key, VmCell>,
+    sets: BTreeMap<Key, SetCell>,
     nodes: BTreeMap<NodeName, NodeCell>,
     interested: BTreeMap<(String, Interest), BTreeSet<Key>>,
     deadlines: BTreeSet<(Timestamp, CellId)>,
@@ -126,6 +137,7 @@ impl Driver {
         let mut d = Self {
             parts,
             vms: BTreeMap::new(),
+            sets: BTreeMap::new(),
             nodes: BTreeMap::new(),
             interested: BTreeMap::new(),
             deadlines: BTreeSet::new(),
@@ -142,6 +154,7 @@ impl Driver {
                 biased;
                 answer = answered.recv() => match answer {
                     Some(Answer::Vm(key, id, result)) => d.input(key, Input::Settled { id, result }),
+                    Some(Answer::Set(key, id, result)) => d.set(key, set::Input::Settled { id, result }),
                     Some(Answer::Node(name, id, result)) => d.node(name, node::Input::Settled { id, result }),
                     None => return DriverError::Closing,
                 },
@@ -195,6 +208,7 @@ impl Driver {
             self.armed.remove(&cell);
             match cell {
                 CellId::Vm(key) => self.input(key, Input::Elapsed),
+                CellId::Set(key) => self.set(key, set::Input::Elapsed),
                 CellId::Node(name) => self.node(name, node::Input::Elapsed),
             }
         }
@@ -219,9 +233,11 @@ impl Driver {
                     let interest = (key.namespace.clone(), Interest::Claim(key.name));
                     self.tell(&interest, &Input::Observed(sight));
                 } else {
+                    self.show_sets(&key, &sight);
                     self.input(key, Input::Observed(sight));
                 }
             }
+            Entry::Set(key, sight) => self.set(key, set::Input::Observed(sight)),
             Entry::Node(view) => {
                 let name = NodeName(view.meta.name.clone());
                 self.node(name, node::Input::Observed { node: *view, live: false });
@@ -396,6 +412,77 @@ impl Driver {
         });
     }
 
+    // --- Set cells ---
+
+    /// An instance was seen: for the sets of its namespace that want to know.
+    fn show_sets(&mut self, instance: &Key, sight: &Sight) {
+        let shown = match sight {
+            Sight::Present(Object::Vmi(v)) => set::Sight::Member(Box::new(v.as_ref().into())),
+            Sight::Gone(r) if r.kind == Kind::VirtualMachineInstance => set::Sight::Gone(r.clone()),
+            Sight::Vanished(r) if r.kind == Kind::VirtualMachineInstance => set::Sight::Vanished(r.clone()),
+            Sight::Present(_) | Sight::Gone(_) | Sight::Vanished(_) => return,
+        };
+        let first = Key::new(instance.namespace.clone(), "");
+        let told: Vec<Key> = self
+            .sets
+            .range(first..)
+            .take_while(|(k, _)| k.namespace == instance.namespace)
+            .filter(|(_, cell)| match &shown {
+                set::Sight::Member(m) => cell.machine.wants(m),
+                set::Sight::Set(_) | set::Sight::Gone(_) | set::Sight::Vanished(_) => {
+                    cell.machine.knows(&instance.name)
+                }
+            })
+            .map(|(k, _)| k.clone())
+            .collect();
+        for key in told {
+            self.set(key, set::Input::Observed(shown.clone()));
+        }
+    }
+
+    fn set(&mut self, key: Key, input: set::Input) {
+        let at = self.now();
+        if !self.sets.contains_key(&key) {
+            // Only what is there can begin a cell.
+            let set::Input::Observed(set::Sight::Set(_)) = &input else { return };
+            let cell = SetCell { machine: set::Set::new(key.clone()), choice: None };
+            self.sets.insert(key.clone(), cell);
+        }
+        let Some(cell) = self.sets.get_mut(&key) else { return };
+        let event = Event::new(at, input);
+        let commands = self.parts.journal.step(&key.to_string(), None, &mut cell.machine, &event);
+        let choice = cell.machine.choice();
+        let listed = (choice != cell.choice).then(|| choice.clone()).flatten();
+        cell.choice = choice;
+        let empty = cell.machine.is_empty();
+        for command in commands {
+            match command {
+                Command::Wake { at } => self.arm(CellId::Set(key.clone()), at),
+                Command::Note(note) => self.parts.events.write(&note),
+                Command::Create { id, .. }
+                | Command::Patch { id, .. }
+                | Command::Delete { id, .. }
+                | Command::Confirm { id, .. } => {
+                    let (executor, answers, key) = (self.parts.executor.clone(), self.answers.clone(), key.clone());
+                    tokio::spawn(async move {
+                        let result = write(&executor, &command).await;
+                        let _ = answers.send(Answer::Set(key, id, result)).await;
+                    });
+                }
+                Command::Instruct { .. } => tracing::error!(%key, "a Set cell asked for what no Set cell may"),
+            }
+        }
+        if empty {
+            self.sets.remove(&key);
+            self.parts.journal.forget(CellKind::Set, &key.to_string());
+            self.disarm(&CellId::Set(key));
+        } else if let Some(choice) = listed {
+            let all = self.parts.vmis.of_namespace(&key.namespace);
+            let members = all.iter().map(|v| set::Member::from(&v.view)).filter(|m| choice.chooses(m)).collect();
+            self.set(key, set::Input::Listed(members));
+        }
+    }
+
     // --- Node cells and what agents say ---
 
     fn node(&mut self, name: NodeName, input: node::Input) {
@@ -532,7 +619,7 @@ impl Driver {
     }
 }
 
-async fn write(executor: &Executor, command: &Command) -> Settled<Object> {
+async fn write<O: Read>(executor: &Executor, command: &Command) -> Settled<O> {
     match command {
         Command::Create { recipe, source, target, .. } => executor.create(recipe, source, target).await,
         Command::Patch { patch, .. } => executor.patch(patch).await,

@@ -1,4 +1,4 @@
-//! Carries out commands of Vm cells: writes and live reads at the API server.
+//! Carries out commands of cells: writes and live reads at the API server.
 //!
 //! It decides nothing. How a command ended is classified once, here; the machines see classes, not HTTP codes. A cell has
 //! at most one command in flight per object, so commands may run side by side: urgent ones in one pool, lazy ones in a
@@ -15,6 +15,7 @@ use state::{
     Millis,
     object::{Class, Kind, ObjectRef, Refusal, Settled},
     observe::{self, NodeView, Object, Project},
+    set,
     vm::{Patch, Recipe, Source},
 };
 use std::sync::Arc;
@@ -39,6 +40,12 @@ pub trait Answer: Sized {
 impl Answer for Object {
     fn read(kind: Kind, raw: &Value) -> Option<Self> {
         observe::object(kind, raw)
+    }
+}
+
+impl Answer for set::Sight {
+    fn read(kind: Kind, raw: &Value) -> Option<Self> {
+        Self::read(kind, raw)
     }
 }
 
@@ -88,7 +95,7 @@ impl Executor {
     }
 
     /// Creates what the recipe makes of the source.
-    pub async fn create(&self, recipe: &Recipe, source: &Source, target: &ObjectRef) -> Settled<Object> {
+    pub async fn create<O: Answer>(&self, recipe: &Recipe, source: &Source, target: &ObjectRef) -> Settled<O> {
         let Some(_turn) = self.turn(Class::Urgent).await else { return Settled::Busy { after: BUSY } };
         let raw = match self.api(&source.object).get(&source.object.name).await {
             Ok(o) => o,
@@ -132,7 +139,7 @@ impl Executor {
     }
 
     /// Deletes; the UID, where there is one, is a precondition.
-    pub async fn delete(&self, target: &ObjectRef) -> Settled<Object> {
+    pub async fn delete<O: Answer>(&self, target: &ObjectRef) -> Settled<O> {
         let Some(_turn) = self.turn(Class::Urgent).await else { return Settled::Busy { after: BUSY } };
         let uid = Some(target.uid.0.clone()).filter(|u| !u.is_empty());
         let params = DeleteParams {

@@ -13,6 +13,7 @@ use state::{
     Key, NodeName, Uid,
     object::{Kind, ObjectRef, Versioned},
     observe::{NodeView, Object, Project},
+    set::{self, SetView},
     vm::Sight,
 };
 use std::{
@@ -50,6 +51,12 @@ impl<'de, P: Project> Deserialize<'de> for Seen<P> {
     }
 }
 
+impl<P> Seen<P> {
+    fn key(&self) -> Key {
+        Key::new(self.meta.namespace.clone().unwrap_or_default(), self.meta.name.clone().unwrap_or_default())
+    }
+}
+
 impl<P> Resource for Seen<P> {
     type DynamicType = ApiResource;
     type Scope = kube::core::DynamicResourceScope;
@@ -81,6 +88,8 @@ impl<P> Resource for Seen<P> {
 pub enum Entry {
     /// For the Vm cell of this key.
     Vm(Key, Sight),
+    /// For the Set cell of this key.
+    Set(Key, set::Sight),
     /// A Node is there.
     Node(Box<NodeView>),
     /// A Node object is gone, which proves nothing about what runs there.
@@ -132,6 +141,17 @@ watched! {
     ClaimView PersistentVolumeClaim Claim |s| s.meta.name.clone().unwrap_or_default();
 }
 
+impl Watched for SetView {
+    const KIND: Kind = Kind::VirtualMachineInstanceReplicaSet;
+    fn present(seen: &Seen<Self>) -> Entry {
+        Entry::Set(seen.key(), set::Sight::Set(Box::new(seen.view.clone())))
+    }
+    fn absent(seen: &Seen<Self>, deleted: bool) -> Entry {
+        let r = reference(Self::KIND, &seen.meta);
+        Entry::Set(seen.key(), if deleted { set::Sight::Gone(r) } else { set::Sight::Vanished(r) })
+    }
+}
+
 impl Watched for NodeView {
     const KIND: Kind = Kind::Node;
     fn present(seen: &Seen<Self>) -> Entry {
@@ -147,6 +167,7 @@ pub fn resource(kind: Kind) -> ApiResource {
     let (group, version, plural) = match kind {
         Kind::VirtualMachine => (api::names::GROUP, "v1", "virtualmachines"),
         Kind::VirtualMachineInstance => (api::names::GROUP, "v1", "virtualmachineinstances"),
+        Kind::VirtualMachineInstanceReplicaSet => (api::names::GROUP, "v1", "virtualmachineinstancereplicasets"),
         Kind::Pod => ("", "v1", "pods"),
         Kind::ControllerRevision => ("apps", "v1", "controllerrevisions"),
         Kind::PersistentVolumeClaim => ("", "v1", "persistentvolumeclaims"),
@@ -269,6 +290,12 @@ impl<P: Watched> Hub<P> {
         let _ = synced.wait_for(|s| *s).await;
     }
 
+    /// All objects of a namespace.
+    pub fn of_namespace(&self, namespace: &str) -> Vec<Arc<Seen<P>>> {
+        let of = |o: &&Arc<Seen<P>>| o.meta.namespace.as_deref().unwrap_or_default() == namespace;
+        lock(&self.cache).objects.values().filter(of).cloned().collect()
+    }
+
     /// An object by namespace and name.
     pub fn find(&self, namespace: &str, name: &str) -> Option<Arc<Seen<P>>> {
         let of = |o: &&Arc<Seen<P>>| {
@@ -333,6 +360,7 @@ mod tests {
             Entry::Vm(_, Sight::Present(o)) => format!("{}@{}", o.reference().uid, o.rv()),
             Entry::Vm(_, Sight::Gone(r)) => format!("{} gone", r.uid),
             Entry::Vm(_, Sight::Vanished(r)) => format!("{} vanished", r.uid),
+            Entry::Set(key, _) => key.name,
             Entry::Node(n) => n.meta.name,
             Entry::NodeGone(n, _) => n.0,
         }

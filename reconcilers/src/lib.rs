@@ -30,6 +30,7 @@ use proto::transport::{Dial, Tls};
 use state::{
     LeaderInstance,
     observe::{ClaimView, NodeView, PodView, VmView, VmiView},
+    set::SetView,
     vm::ClusterConfig,
 };
 use std::sync::Arc;
@@ -82,7 +83,8 @@ pub async fn run(config: Config) -> Result<(), Error> {
     let client = &config.client;
     let launchers = format!("{}={}", api::names::LABEL_APP, api::names::APP_LAUNCHER);
     let vms = Hub::<VmView>::start(client.clone(), "");
-    let vmis = Hub::<VmiView>::start(client.clone(), "");
+    let vmis = Arc::new(Hub::<VmiView>::start(client.clone(), ""));
+    let sets = Hub::<SetView>::start(client.clone(), "");
     let pods = Hub::<PodView>::start(client.clone(), &launchers);
     let claims = Arc::new(Hub::<ClaimView>::start(client.clone(), ""));
     let nodes = Hub::<NodeView>::start(client.clone(), "");
@@ -102,7 +104,7 @@ pub async fn run(config: Config) -> Result<(), Error> {
             return Ok(());
         }
         () = async {
-            tokio::join!(vms.synced(), vmis.synced(), pods.synced(), claims.synced(), nodes.synced());
+            tokio::join!(vms.synced(), vmis.synced(), sets.synced(), pods.synced(), claims.synced(), nodes.synced());
         } => {}
     }
 
@@ -116,8 +118,10 @@ pub async fn run(config: Config) -> Result<(), Error> {
     pods.subscribe(queue.clone());
     vmis.subscribe(queue.clone());
     vms.subscribe(queue.clone());
+    sets.subscribe(queue.clone());
     let parts = driver::Parts {
         claims,
+        vmis,
         queue,
         executor: executor::Executor::new(client.clone(), until),
         sessions: sessions.clone(),

@@ -7,7 +7,7 @@ use proto::agent;
 use serde_json::json;
 use state::object::Kind;
 use std::{sync::atomic::Ordering, time::Duration};
-use support::{World, eventually, vm};
+use support::{World, eventually, set, vm};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_vm_runs_within_the_budget_is_stopped_and_deleted() {
@@ -224,5 +224,84 @@ async fn a_hundred_machines_at_once_keep_to_the_budget() {
     assert!(w.agent.launchers.lock().unwrap().all.values().all(|l| l.starts == 1));
     stop.cancel();
     running.await.unwrap().unwrap();
+    w.assert_replays();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_set_makes_scales_replaces_adopts_and_goes_with_its_instances() {
+    const SET: Kind = Kind::VirtualMachineInstanceReplicaSet;
+    const VMI: Kind = Kind::VirtualMachineInstance;
+    let w = World::new().await;
+    let (stop, running) = w.controller();
+    w.create(SET, set("web", 3)).await;
+    let shows = |replicas: u64, ready: u64| {
+        let w = &w;
+        async move {
+            let s = w.get(SET, "web").await.unwrap_or_default();
+            s["status"]["replicas"] == replicas && s["status"]["readyReplicas"] == ready
+        }
+    };
+    eventually("three run", || shows(3, 3)).await;
+    assert_eq!(w.agent.running().len(), 3);
+    let writes = w.writes.lock().unwrap().clone();
+    let refused = writes.iter().filter(|x| !x.ends_with("200") && !x.ends_with("201")).count();
+    assert_eq!(refused, 0, "{writes:?}");
+    assert_eq!(writes.iter().filter(|x| x.starts_with("POST virtualmachineinstances ")).count(), 3);
+    let events = w.events().await;
+    assert_eq!(events.iter().filter(|e| *e == "SuccessfulCreate").count(), 3, "{events:?}");
+
+    // Another controller takes over: nothing is made or written.
+    stop.cancel();
+    running.await.unwrap().unwrap();
+    let before = w.writes.lock().unwrap().len();
+    let sessions = w.agent.sessions.load(Ordering::SeqCst);
+    let (stop, running) = w.controller();
+    eventually("a session", || async { w.agent.sessions.load(Ordering::SeqCst) > sessions }).await;
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    assert_eq!(w.writes.lock().unwrap()[before..], [] as [String; 0]);
+
+    // One guest ends: it is replaced.
+    let pod = w.agent.running().pop().unwrap();
+    let over = w.agent.launchers.lock().unwrap().all[&pod].vmi.clone();
+    w.agent.end(&pod, agent::Cause::Crashed);
+    eventually("the instance that ended is gone and another one runs", || async {
+        let all = w.api(VMI).list(&Default::default()).await.unwrap().items;
+        all.len() == 3 && all.iter().all(|v| v.metadata.uid.as_ref() != Some(&over)) && shows(3, 3).await
+    })
+    .await;
+
+    // Scale by the subresource; a stranger that matches is taken on instead of making one.
+    let scale = kube::api::Patch::Merge(json!({"spec": {"replicas": 1}}));
+    w.api(SET).patch_scale("web", &Default::default(), &scale).await.unwrap();
+    eventually("one runs", || async { shows(1, 1).await && w.agent.running().len() == 1 }).await;
+    let seen = w.api(SET).get_scale("web").await.unwrap();
+    assert_eq!(seen.status.unwrap().selector.as_deref(), Some("app=web"));
+    let mut orphan = set("web", 1)["spec"]["template"].clone();
+    orphan["apiVersion"] = json!("kubevirt.io/v1");
+    orphan["kind"] = json!("VirtualMachineInstance");
+    orphan["metadata"]["name"] = json!("orphan");
+    orphan["metadata"]["namespace"] = json!("default");
+    w.patch(SET, "web", json!({"spec": {"paused": true, "replicas": 2}})).await;
+    eventually("paused", || async {
+        w.get(SET, "web").await.unwrap()["status"]["conditions"][0]["type"] == "ReplicaPaused"
+    })
+    .await;
+    w.create(VMI, orphan).await;
+    eventually("adopted", || shows(2, 2)).await;
+    let orphan = w.get(VMI, "orphan").await.unwrap();
+    assert_eq!(orphan["metadata"]["ownerReferences"][0]["name"], "web");
+    w.patch(SET, "web", json!({"spec": {"paused": false}})).await;
+
+    w.delete(SET, "web").await;
+    eventually("everything is gone", || async {
+        w.get(SET, "web").await.is_none()
+            && w.api(VMI).list(&Default::default()).await.unwrap().items.is_empty()
+            && w.pods().await.is_empty()
+    })
+    .await;
+
+    stop.cancel();
+    running.await.unwrap().unwrap();
+    // Both lives can be read back, and the machines of today do the same.
     w.assert_replays();
 }

@@ -12,7 +12,7 @@
 //! Events and commands are projections and recipes, so values of Secrets, user data and the texts of validation errors are
 //! not in them to begin with.
 
-use crate::{Epoch, Event, Machine, Timestamp, agent::Agent, node::Node, vm::Vm};
+use crate::{Epoch, Event, Machine, Timestamp, agent::Agent, node::Node, set::Set, vm::Vm};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::collections::BTreeMap;
 
@@ -33,6 +33,8 @@ const LEVEL: i32 = 1;
 pub enum CellKind {
     /// A VM or bare VMI.
     Vm,
+    /// A replica set.
+    Set,
     /// A Node.
     Node,
     /// One VMI on one node.
@@ -47,6 +49,7 @@ impl CellKind {
     pub fn name(self) -> &'static str {
         match self {
             Self::Vm => "Vm",
+            Self::Set => "Set",
             Self::Node => "Node",
             Self::Agent => "Agent",
         }
@@ -70,6 +73,10 @@ impl Recorded for Vm {
     fn traceparent(&self) -> Option<&str> {
         self.traceparent()
     }
+}
+
+impl Recorded for Set {
+    const KIND: CellKind = CellKind::Set;
 }
 
 impl Recorded for Node {
@@ -133,6 +140,8 @@ pub struct Record<M: Machine> {
 pub enum Entry {
     /// Of a VM or bare VMI.
     Vm(Box<Record<Vm>>),
+    /// Of a replica set.
+    Set(Box<Record<Set>>),
     /// Of a Node.
     Node(Box<Record<Node>>),
     /// Of one VMI on one node.
@@ -144,6 +153,7 @@ macro_rules! of_each {
     ($entry:expr, $record:ident => $value:expr) => {
         match $entry {
             Entry::Vm($record) => $value,
+            Entry::Set($record) => $value,
             Entry::Node($record) => $value,
             Entry::Agent($record) => $value,
         }
@@ -155,6 +165,7 @@ impl Entry {
     pub fn kind(&self) -> CellKind {
         match self {
             Self::Vm(_) => CellKind::Vm,
+            Self::Set(_) => CellKind::Set,
             Self::Node(_) => CellKind::Node,
             Self::Agent(_) => CellKind::Agent,
         }

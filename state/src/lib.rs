@@ -20,6 +20,8 @@ pub mod object;
 pub mod observe;
 pub mod render;
 pub mod replay;
+pub mod selector;
+pub mod set;
 pub mod slot;
 pub mod template;
 pub mod time;

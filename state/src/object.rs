@@ -11,6 +11,8 @@ pub enum Kind {
     VirtualMachine,
     /// `kubevirt.io/v1` VirtualMachineInstance.
     VirtualMachineInstance,
+    /// `kubevirt.io/v1` VirtualMachineInstanceReplicaSet.
+    VirtualMachineInstanceReplicaSet,
     /// `v1` Pod.
     Pod,
     /// `apps/v1` ControllerRevision.
@@ -27,6 +29,7 @@ impl Kind {
         match self {
             Self::VirtualMachine => "VirtualMachine",
             Self::VirtualMachineInstance => "VirtualMachineInstance",
+            Self::VirtualMachineInstanceReplicaSet => "VirtualMachineInstanceReplicaSet",
             Self::Pod => "Pod",
             Self::ControllerRevision => "ControllerRevision",
             Self::PersistentVolumeClaim => "PersistentVolumeClaim",

@@ -40,7 +40,7 @@ pub struct Meta {
 }
 
 impl Meta {
-    fn of(m: &ObjectMeta) -> Self {
+    pub(crate) fn of(m: &ObjectMeta) -> Self {
         let time = |t: &Option<String>| t.as_deref().and_then(Timestamp::parse);
         Self {
             namespace: m.namespace.clone(),
@@ -383,6 +383,10 @@ pub struct VmiView {
     pub owner: Option<VmUid>,
     /// Something else controls it.
     pub foreign: bool,
+    /// All owners: who takes one on or off must write the others back.
+    pub owners: Vec<api::OwnerReference>,
+    /// Labels, by which sets find it.
+    pub labels: BTreeMap<String, String>,
     /// Generation of the VM that it was made from.
     pub vm_generation: Option<i64>,
     /// Trace.
@@ -448,6 +452,8 @@ impl Project for VmiView {
             meta: Meta::of(&raw.metadata),
             owner: owner.map(|o| VmUid(o.uid.clone())),
             foreign: controller.is_some() && owner.is_none(),
+            owners: raw.metadata.owner_references.clone(),
+            labels: raw.metadata.labels.clone(),
             vm_generation: raw.metadata.annotations.get(names::ANN_VM_GENERATION).and_then(|g| g.parse().ok()),
             traceparent: raw.metadata.annotations.get(names::ANN_TRACEPARENT).cloned(),
             created_by: raw.metadata.annotations.get(names::ANN_CHANGED_BY).cloned(),
@@ -916,6 +922,6 @@ pub fn object(kind: Kind, raw: &Value) -> Option<Object> {
         Kind::Pod => read(raw).map(|o| Object::Pod(Box::new(o))),
         Kind::PersistentVolumeClaim => read(raw).map(|o| Object::Claim(Box::new(o))),
         Kind::ControllerRevision => read(raw).map(|o| Object::Revision(Box::new(o))),
-        Kind::Node => None,
+        Kind::VirtualMachineInstanceReplicaSet | Kind::Node => None,
     }
 }

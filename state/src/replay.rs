@@ -110,6 +110,7 @@ pub struct Replay {
     report: Report,
     blocks: BTreeMap<String, u64>,
     vms: Cells<crate::vm::Vm>,
+    sets: Cells<crate::set::Set>,
     nodes: Cells<crate::node::Node>,
     agents: Cells<crate::agent::Agent>,
 }
@@ -131,6 +132,7 @@ impl Replay {
         for entry in block.entries() {
             match entry {
                 Ok(Entry::Vm(r)) => self.report.step(&self.filter, &mut self.vms, head, *r),
+                Ok(Entry::Set(r)) => self.report.step(&self.filter, &mut self.sets, head, *r),
                 Ok(Entry::Node(r)) => self.report.step(&self.filter, &mut self.nodes, head, *r),
                 Ok(Entry::Agent(r)) => self.report.step(&self.filter, &mut self.agents, head, *r),
                 Err(error) => {

@@ -6,11 +6,12 @@
 //!
 //! * [`defaults`] fills in what the user left open; a VM keeps only what must not change between two of its starts.
 //! * [`fields`] is the table of what each field does here: done, refused, or a hint. Nothing is ignored in silence.
-//! * [`rules`] are KubeVirt's rules about the spec of an instance, [`vm`] and [`vmi`] those about the objects around it.
+//! * [`rules`] are KubeVirt's rules about the spec of an instance, [`vm`], [`vmi`] and [`set`] those about the objects around it.
 
 pub mod defaults;
 pub mod fields;
 mod rules;
+mod set;
 mod vm;
 mod vmi;
 
@@ -138,10 +139,10 @@ pub fn admit(mut input: AdmissionInput, context: &Context<'_>) -> Result<Admissi
         ("VirtualMachine", "") => vm::admit(input, context),
         ("VirtualMachine", "status") => vm::admit_status(input, context),
         ("VirtualMachineInstance", "" | "status") => vmi::admit(input, context),
-        (
-            "VirtualMachineInstanceReplicaSet" | "VirtualMachineInstancePreset" | "VirtualMachineInstanceMigration",
-            "",
-        ) if input.operation == Operation::Create => {
+        ("VirtualMachineInstanceReplicaSet", "") => set::admit(input, context),
+        ("VirtualMachineInstancePreset" | "VirtualMachineInstanceMigration", "")
+            if input.operation == Operation::Create =>
+        {
             let message = format!("{} is not supported yet", input.kind);
             let cause =
                 crate::status::Cause { kind: crate::status::CauseType::NotSupported, field: "kind".into(), message };

@@ -546,3 +546,17 @@ pub fn vm(name: &str, strategy: &str) -> Value {
             "networks": [{"name": "default", "pod": {}}]}}},
     })
 }
+
+/// A set as admission leaves it; its instances have the label `app` with its name.
+pub fn set(name: &str, replicas: u32) -> Value {
+    json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstanceReplicaSet",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"replicas": replicas, "selector": {"matchLabels": {"app": name}}, "template": {
+            "metadata": {"labels": {"app": name}},
+            "spec": {
+                "terminationGracePeriodSeconds": 5,
+                "domain": {"memory": {"guest": "64Mi"}, "devices": {}},
+                "networks": [{"name": "default", "pod": {}}]}}},
+    })
+}

@@ -4,12 +4,16 @@
 //! and the raw object meets the recipe only where the write is made. Secrets that stand in the source (user data) pass
 //! through here and are never kept.
 
+pub mod member;
 pub mod pod;
 pub mod revision;
 pub mod vmi;
 
 use crate::{object::ObjectRef, vm::Recipe};
 use serde_json::{Value, json};
+
+/// Group and version of what virtfold makes and owns.
+pub const API_VERSION: &str = "kubevirt.io/v1";
 
 /// Why nothing could be rendered.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -40,6 +44,10 @@ pub fn render(recipe: &Recipe, target: &ObjectRef, raw: &Value) -> Result<Value,
         Recipe::Pod { vmi, image } => {
             check(raw, vmi.as_str(), "VirtualMachineInstance")?;
             pod::render(raw, &target.name, image)
+        }
+        Recipe::Member { set } => {
+            check(raw, set.as_str(), "VirtualMachineInstanceReplicaSet")?;
+            member::render(raw, &target.name)
         }
         Recipe::Revision { vm, generation } => {
             check(raw, vm.as_str(), "VirtualMachine")?;

@@ -237,6 +237,7 @@ impl Vm {
                 }
                 Kind::VirtualMachine
                 | Kind::VirtualMachineInstance
+                | Kind::VirtualMachineInstanceReplicaSet
                 | Kind::ControllerRevision
                 | Kind::PersistentVolumeClaim
                 | Kind::Node => {}
@@ -319,7 +320,7 @@ impl Vm {
             Kind::PersistentVolumeClaim => {
                 self.claims.insert(r.name.clone(), None);
             }
-            Kind::ControllerRevision | Kind::Node => {}
+            Kind::VirtualMachineInstanceReplicaSet | Kind::ControllerRevision | Kind::Node => {}
         }
     }
 

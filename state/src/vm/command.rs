@@ -152,6 +152,11 @@ pub enum Recipe {
         /// Image.
         image: String,
     },
+    /// An instance of a set.
+    Member {
+        /// Set.
+        set: Uid,
+    },
     /// A ControllerRevision from a VM.
     Revision {
         /// VM.

@@ -72,7 +72,7 @@ pub struct World {
     fresh: bool,
 }
 
-fn merge(into: &mut Value, patch: &Value) {
+pub fn merge(into: &mut Value, patch: &Value) {
     let Value::Object(p) = patch else {
         *into = patch.clone();
         return;

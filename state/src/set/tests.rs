@@ -1,0 +1,470 @@
+//! Tables of what happens when, and properties.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use super::model::{World, set};
+use crate::{
+    Event, Machine, Timestamp, Uid,
+    object::{Kind, Refusal, Settled},
+    set::{Input, Sight, member_name},
+    vm::{Command, model::Dice},
+};
+use serde_json::{Value, json};
+
+const VMI: Kind = Kind::VirtualMachineInstance;
+
+fn running(replicas: u32) -> World {
+    let mut w = World::new(set(replicas));
+    w.settle(10_000);
+    assert_eq!(w.alive().len(), replicas as usize, "{:?}", w.writes);
+    w
+}
+
+fn names(n: usize) -> Vec<String> {
+    let mut all: Vec<_> = (0..n).map(|i| member_name("web", &Uid::from("set-1"), i)).collect();
+    all.sort();
+    all
+}
+
+#[test]
+fn replicas_are_made_under_derived_names_and_shown() {
+    let w = running(3);
+    assert_eq!(w.alive(), names(3));
+    let s = w.the_set();
+    assert_eq!(s["status"]["replicas"], 3);
+    assert_eq!(s["status"]["readyReplicas"], 3);
+    assert_eq!(s["status"]["labelSelector"], "app=web");
+    assert_eq!(w.refused, 0);
+    assert_eq!(w.notes, ["SuccessfulCreate"; 3]);
+    assert!(w.cell.waits().is_empty(), "{:?}", w.cell.waits());
+}
+
+#[test]
+fn without_a_number_there_is_one_and_the_templates_name_is_the_base() {
+    for (name, base) in [(json!({}), "web"), (json!({"name": "a"}), "a"), (json!({"generateName": "g-"}), "g-")] {
+        let mut o = set(1);
+        o["spec"].as_object_mut().unwrap().remove("replicas");
+        crate::vm::model::merge(&mut o["spec"]["template"]["metadata"], &name);
+        let mut w = World::new(o);
+        w.settle(5_000);
+        assert_eq!(w.alive(), [member_name(base, &Uid::from("set-1"), 0)]);
+    }
+}
+
+#[test]
+fn creations_grow_with_success_up_to_the_burst_and_shrink_with_failure() {
+    let mut w = World::new(set(300));
+    w.cell.window = super::BURST - 10;
+    w.settle(60_000);
+    assert_eq!(w.alive().len(), 300);
+    assert_eq!(w.burst, super::BURST);
+    // One is tried at first, and one again after a refusal.
+    let mut w = World::new(set(100));
+    let quota = Refusal { code: 403, reason: "Forbidden".into(), message: "exceeded quota".into() };
+    w.refuse = Some(quota);
+    w.settle(60_000);
+    assert_eq!(w.burst, 1);
+    assert_eq!(w.condition("ReplicaFailure").as_deref(), Some("FailedCreate"));
+    assert_eq!(w.notes, ["FailedCreate"], "once, however often it is tried");
+    assert_eq!(w.the_set()["status"]["replicas"], 0);
+    w.refuse = None;
+    w.settle(60_000);
+    assert_eq!(w.alive().len(), 100);
+    assert_eq!(w.condition("ReplicaFailure"), None);
+}
+
+#[test]
+fn failing_creations_back_off() {
+    let mut w = World::new(set(1));
+    w.refuse = Some(Refusal { code: 403, reason: "Forbidden".into(), message: "no".into() });
+    let mut times = vec![];
+    let end = w.now + 100_000;
+    while w.now < end {
+        if let Some(i) = w.flying.iter().position(|c| matches!(c, Command::Create { .. })) {
+            times.push(w.now);
+            let c = w.flying.remove(i);
+            let (id, result) = w.carry_out(c).unwrap();
+            w.feed(Input::Settled { id, result });
+        } else if !w.flying.is_empty() {
+            let c = w.flying.remove(0);
+            let (id, result) = w.carry_out(c).unwrap();
+            w.feed(Input::Settled { id, result });
+        } else if !w.sights.is_empty() {
+            let s = w.sights.remove(0);
+            w.feed(Input::Observed(s));
+        } else if let Some(t) = w.wake.take() {
+            w.now = w.now.max(t);
+            w.feed(Input::Elapsed);
+        } else {
+            break;
+        }
+    }
+    let pauses: Vec<u64> = times.windows(2).map(|p| p[1] - p[0]).take(7).collect();
+    assert_eq!(pauses, [500, 1000, 2000, 4000, 8000, 16000, 30000]);
+}
+
+#[test]
+fn of_too_many_the_ones_that_are_missed_least_go_first() {
+    // RE-36: no node, then not running, then not ready, then the newest.
+    let ready = |s: &str| json!([{"type": "Ready", "status": s}]);
+    let own = json!([{"uid": "set-1", "controller": true, "kind": "VirtualMachineInstanceReplicaSet", "name": "web"}]);
+    let table = [
+        ("old", "Running", Some("n1"), "True", "1970-01-01T00:00:01Z"),
+        ("new", "Running", Some("n1"), "True", "1970-01-01T00:00:09Z"),
+        ("unready", "Running", Some("n1"), "False", "1970-01-01T00:00:01Z"),
+        ("starting", "Scheduled", Some("n1"), "False", "1970-01-01T00:00:01Z"),
+        ("unplaced", "Scheduling", None, "False", "1970-01-01T00:00:01Z"),
+    ];
+    let order = ["unplaced", "starting", "unready", "new", "old"];
+    for left in (0..=table.len()).rev() {
+        let mut w = World::new(set(left as u32));
+        w.nodes = false;
+        for (name, phase, node, ready_is, created) in table {
+            w.vmi(
+                name,
+                json!({"metadata": {"ownerReferences": own, "creationTimestamp": created},
+                    "status": {"phase": phase, "nodeName": node, "conditions": ready(ready_is)}}),
+            );
+        }
+        w.settle(10_000);
+        let mut want = order[order.len() - left..].to_vec();
+        want.sort_unstable();
+        assert_eq!(w.alive(), want, "{left} left");
+        let deleted: Vec<_> = w.writes.iter().filter(|x| x.starts_with("delete")).collect();
+        assert_eq!(deleted.len(), table.len() - left);
+    }
+}
+
+#[test]
+fn scaling_follows_the_number_and_says_so() {
+    let mut w = running(3);
+    w.notes.clear();
+    w.edit_set(json!({"spec": {"replicas": 1}}));
+    w.settle(10_000);
+    assert_eq!((w.alive().len(), w.vmis().len()), (1, 1));
+    assert_eq!(w.notes, ["SuccessfulDelete"; 2]);
+    w.edit_set(json!({"spec": {"replicas": 0}}));
+    w.settle(10_000);
+    assert_eq!((w.vmis().len(), w.the_set()["status"]["replicas"].clone()), (0, json!(0)));
+    w.edit_set(json!({"spec": {"replicas": 2}}));
+    w.settle(10_000);
+    assert_eq!(w.alive(), names(2), "numbers are used again");
+    assert_eq!(w.refused, 0);
+}
+
+#[test]
+fn instances_that_end_are_deleted_and_replaced() {
+    for phase in ["Succeeded", "Failed"] {
+        let mut w = running(2);
+        let uid = |w: &World, name: &str| w.objects[&(VMI, name.to_owned())]["metadata"]["uid"].clone();
+        let name = w.alive()[0].clone();
+        let old = uid(&w, &name);
+        w.end(&name, phase);
+        w.settle(10_000);
+        assert_eq!(w.alive().len(), 2, "{phase}: {:?}", w.writes);
+        assert!(w.vmis().iter().all(|v| v["metadata"]["uid"] != old), "{phase}");
+        assert_eq!(w.refused, 0);
+    }
+}
+
+#[test]
+fn an_instance_whose_pod_was_deleted_is_replaced_too() {
+    let mut w = running(1);
+    let name = w.alive()[0].clone();
+    let old = w.objects[&(VMI, name.clone())]["metadata"]["uid"].clone();
+    let terminating = json!([{"type": "Ready", "status": "False", "reason": "PodTerminating"}]);
+    w.edit(VMI, &name, json!({"status": {"conditions": terminating}}));
+    w.settle(10_000);
+    assert_eq!(w.alive().len(), 1);
+    assert!(w.vmis().iter().all(|v| v["metadata"]["uid"] != old));
+}
+
+#[test]
+fn silence_starts_no_replacement() {
+    let mut w = running(2);
+    let n = w.writes.len();
+    let name = w.alive()[0].clone();
+    w.silence(&name);
+    w.settle(3_600_000);
+    assert_eq!(w.writes[n..], ["status web"], "{:?}", w.writes);
+    let s = w.the_set();
+    assert_eq!((&s["status"]["replicas"], &s["status"]["readyReplicas"]), (&json!(2), &json!(1)));
+    // With a fact (the Vm cell says Failed) it is replaced at once.
+    w.end(&name, "Failed");
+    w.settle(10_000);
+    assert_eq!(w.alive().len(), 2);
+}
+
+#[test]
+fn instances_that_never_run_are_not_made_one_after_another() {
+    let mut w = World::new(set(2));
+    w.nodes = false;
+    let mut made = 0;
+    let end = w.now + 600_000;
+    while w.now < end {
+        w.settle(1000);
+        for name in w.alive() {
+            made += 1;
+            w.end(&name, "Failed");
+        }
+    }
+    assert!((4..20).contains(&made), "{made} instances in ten minutes");
+    assert_eq!(w.condition("ReplicaFailure").as_deref(), Some("CrashLoopBackOff"));
+    assert!(w.cell.waits().iter().any(|x| x.contains("CrashLoopBackOff")), "{:?}", w.cell.waits());
+    w.nodes = true;
+    w.settle(600_000);
+    assert_eq!(w.alive().len(), 2);
+    assert_eq!(w.condition("ReplicaFailure"), None);
+}
+
+#[test]
+fn paused_means_left_alone() {
+    let mut w = running(2);
+    let n = w.writes.len();
+    w.notes.clear();
+    w.edit_set(json!({"spec": {"paused": true, "replicas": 5}}));
+    w.settle(5_000);
+    assert_eq!(w.condition("ReplicaPaused").as_deref(), Some("Paused"));
+    let name = w.alive()[0].clone();
+    w.end(&name, "Failed");
+    w.settle(5_000);
+    assert!(w.writes[n..].iter().all(|x| x == "status web"), "{:?}", w.writes);
+    assert_eq!(w.notes, ["SuccessfulPaused"]);
+    assert_eq!(w.the_set()["status"]["replicas"], 1);
+    w.edit_set(json!({"spec": {"paused": false}}));
+    w.settle(10_000);
+    assert_eq!(w.alive().len(), 5);
+    assert_eq!(w.condition("ReplicaPaused"), None);
+    assert!(w.notes.contains(&"SuccessfulResumed".to_owned()));
+}
+
+#[test]
+fn strangers_that_match_are_adopted_and_members_that_do_not_are_released() {
+    let owner = |uid: &str| json!({"metadata": {"ownerReferences": [{"uid": uid, "controller": true, "kind": "X", "name": "x"}]}});
+    let mut w = World::new(set(3));
+    w.vmi(
+        "orphan",
+        json!({"metadata": {"ownerReferences": [{"uid": "u", "kind": "X", "name": "x", "apiVersion": "v1"}]}}),
+    );
+    w.vmi("other", json!({"metadata": {"labels": {"app": "db"}}}));
+    w.vmi("foreign", owner("somebody"));
+    w.vmi("over", json!({"status": {"phase": "Succeeded"}}));
+    w.vmi("going", json!({"metadata": {"deletionTimestamp": "1970-01-01T00:00:00Z"}}));
+    w.settle(10_000);
+    let alive = w.alive();
+    assert_eq!(alive.len(), 2, "and the orphan, which has another owner, too: {alive:?}");
+    let orphan = w.objects[&(VMI, "orphan".to_owned())].clone();
+    let owners = orphan["metadata"]["ownerReferences"].as_array().unwrap();
+    assert_eq!(owners.iter().map(|o| o["uid"].as_str().unwrap()).collect::<Vec<_>>(), ["u", "set-1"]);
+    assert_eq!(owners[1]["controller"], true);
+    for left in ["other", "foreign", "over"] {
+        let o = &w.objects[&(VMI, left.to_owned())];
+        assert_ne!(o["metadata"]["ownerReferences"][0]["uid"], "set-1", "{left}");
+    }
+    assert!(w.writes.iter().any(|x| x == "adopt orphan"));
+
+    // Another label: it is let go and replaced.
+    w.edit(VMI, "orphan", json!({"metadata": {"labels": {"app": "db"}}}));
+    w.settle(10_000);
+    let orphan = &w.objects[&(VMI, "orphan".to_owned())];
+    assert_eq!(orphan["metadata"]["ownerReferences"].as_array().unwrap().len(), 1);
+    assert_eq!(w.alive().len(), 3);
+    assert!(w.writes.iter().any(|x| x == "release orphan"));
+    assert_eq!(w.refused, 0);
+}
+
+#[test]
+fn adoption_and_destruction_need_a_live_read_of_the_set() {
+    // The cell knows an old version from a stale cache: three are wanted, the truth is one, or that the set is going.
+    for truth in [
+        json!({"spec": {"replicas": 3}}),
+        json!({"metadata": {"deletionTimestamp": "1970-01-01T00:00:00Z", "finalizers": ["foregroundDeletion"]}}),
+    ] {
+        let mut w = running(3);
+        w.edit_set(json!({"spec": {"replicas": 1}}));
+        let stale = w.sights.pop().unwrap();
+        w.vmi("orphan", json!({}));
+        w.edit_set(truth.clone());
+        w.sights.clear();
+        let n = w.writes.len();
+        // A controller that has just started sees the old version first.
+        w.cell = super::Set::new(crate::Key::new("ns", "web"));
+        w.choice = None;
+        w.feed(Input::Observed(stale));
+        w.settle(10_000);
+        let wrong: Vec<_> = w.writes[n..].iter().filter(|x| x.starts_with("delete") && !x.contains("orphan")).collect();
+        let expected = usize::from(truth["spec"]["replicas"] == 3);
+        // With the orphan adopted there are four where three are wanted.
+        assert!(wrong.len() <= expected, "{truth}: {:?}", &w.writes[n..]);
+        let adopted = w.writes[n..].iter().any(|x| x.starts_with("adopt"));
+        assert_eq!(adopted, expected == 1, "{truth}: {:?}", &w.writes[n..]);
+    }
+}
+
+#[test]
+fn what_has_a_derived_name_and_belongs_to_somebody_else_is_gone_round() {
+    let mut w = World::new(set(2));
+    let name = member_name("web", &Uid::from("set-1"), 0);
+    w.vmi(&name, json!({"metadata": {"labels": {"app": "db"}}}));
+    w.settle(10_000);
+    let alive = w.alive();
+    assert_eq!(alive.len(), 2);
+    assert!(!alive.contains(&name));
+    assert_eq!(w.refused, 1, "it is tried once");
+    w.edit_set(json!({"spec": {"replicas": 3}}));
+    w.settle(10_000);
+    assert_eq!((w.alive().len(), w.refused), (3, 1));
+}
+
+#[test]
+fn nothing_is_written_when_nothing_changes() {
+    let mut w = running(3);
+    let n = w.writes.len();
+    w.restart();
+    w.settle(3_600_000);
+    assert_eq!(w.writes[n..], [] as [&str; 0], "after a restart of the controller too");
+    assert_eq!(w.refused, 0);
+}
+
+#[test]
+fn a_set_that_makes_no_sense_is_told_so_and_does_nothing() {
+    let bad = [
+        json!({"spec": {"selector": {"matchLabels": {"app": "other"}}}}),
+        json!({"spec": {"selector": {"matchLabels": null}}}),
+        json!({"spec": {"selector": {"matchExpressions": [{"key": "a", "operator": "Is"}]}}}),
+        json!({"spec": {"replicas": -1}}),
+        json!({"spec": {"template": {"metadata": null}}}),
+    ];
+    for patch in bad {
+        let mut w = running(1);
+        let n = w.writes.len();
+        w.edit_set(patch.clone());
+        w.settle(10_000);
+        assert_eq!(w.condition("ReplicaFailure").as_deref(), Some("InvalidSpec"), "{patch}");
+        assert!(w.writes[n..].iter().all(|x| x == "status web"), "{patch}: {:?}", &w.writes[n..]);
+        assert_eq!(w.vmis().len(), 1, "{patch}");
+    }
+}
+
+#[test]
+fn a_set_that_is_deleted_makes_nothing_and_deletes_nothing() {
+    let mut w = running(2);
+    let n = w.writes.len();
+    w.edit_set(
+        json!({"metadata": {"deletionTimestamp": "1970-01-01T00:00:00Z", "finalizers": ["foregroundDeletion"]}}),
+    );
+    // The collector deletes its instances.
+    for v in w.vmis() {
+        let name = v["metadata"]["name"].as_str().unwrap().to_owned();
+        w.edit(VMI, &name, json!({"metadata": {"deletionTimestamp": "1970-01-01T00:00:00Z"}}));
+    }
+    w.settle(10_000);
+    assert!(w.writes[n..].iter().all(|x| x == "status web"), "{:?}", &w.writes[n..]);
+    assert_eq!(w.vmis().len(), 0);
+    w.edit_set(json!({"metadata": {"finalizers": []}}));
+    w.settle(10_000);
+    assert!(w.cell.is_empty());
+    // Another one of that name is another one.
+    let mut again = set(1);
+    again["metadata"]["uid"] = json!("set-2");
+    w.put(Kind::VirtualMachineInstanceReplicaSet, again);
+    w.settle(10_000);
+    assert_eq!(w.vmis().len(), 1);
+    assert_eq!(w.vmis()[0]["metadata"]["ownerReferences"][0]["uid"], "set-2");
+}
+
+#[test]
+fn a_selector_that_changes_is_listed_anew_before_anything_is_made() {
+    let mut w = running(2);
+    for v in w.vmis() {
+        let name = v["metadata"]["name"].as_str().unwrap().to_owned();
+        w.edit(VMI, &name, json!({"metadata": {"labels": {"tier": "x"}}}));
+    }
+    w.settle(10_000);
+    let n = w.writes.len();
+    w.edit_set(json!({"spec": {"selector": {"matchLabels": {"app": null, "tier": "x"}},
+        "template": {"metadata": {"labels": {"tier": "x"}}}}}));
+    w.settle(10_000);
+    assert_eq!(w.alive(), names(2));
+    assert!(w.writes[n..].iter().all(|x| x == "status web"), "{:?}", &w.writes[n..]);
+}
+
+#[test]
+fn whatever_is_lost_doubled_or_dies_there_are_as_many_as_asked_for() {
+    for seed in 0..200_u64 {
+        let mut d = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        let mut w = World::new(set(3));
+        let mut most = 3;
+        for i in 0..400 {
+            let before = w.alive().len();
+            w.chaos(&mut d, true);
+            if i % 100 == 99 {
+                let replicas = d.roll(6);
+                most = most.max(replicas);
+                w.edit_set(json!({"spec": {"replicas": replicas}}));
+            }
+            // A creation that was sent by a controller that is dead arrives late: it is on its way, too.
+            let under_way = w.flying.iter().filter(|c| matches!(c, Command::Create { .. })).count();
+            assert!(w.alive().len() <= most + 1 + under_way || w.alive().len() <= before, "seed {seed}, {i}");
+        }
+        let wanted = w.the_set()["spec"]["replicas"].as_u64().unwrap();
+        w.settle(900_000);
+        assert_eq!(w.alive().len() as u64, wanted, "seed {seed}: {:?}", w.writes);
+        assert_eq!(w.vmis().len() as u64, wanted, "seed {seed}");
+        assert_eq!(w.the_set()["status"]["replicas"], wanted, "seed {seed}");
+        // Looking again without news plans nothing.
+        let out = w.cell.step(&Event::new(Timestamp(w.now), Input::Elapsed));
+        let acts = out.iter().filter(|c| !matches!(c, Command::Wake { .. })).count();
+        assert_eq!(acts, 0, "seed {seed}: {out:?}");
+    }
+}
+
+#[test]
+fn without_crashes_and_lost_answers_there_are_never_too_many() {
+    for seed in 0..100_u64 {
+        let mut d = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        let mut w = World::new(set(4));
+        for _ in 0..300 {
+            w.chaos(&mut d, false);
+            assert!(w.alive().len() <= 4, "seed {seed}: {:?}", w.writes);
+        }
+    }
+}
+
+#[test]
+fn any_order_of_the_same_sights_ends_in_the_same_plan() {
+    let w = running(3);
+    let sights: Vec<Sight> = w.objects.iter().map(|((kind, _), o)| Sight::read(*kind, o).unwrap()).collect();
+    let mut orders: Vec<Vec<usize>> = vec![vec![]];
+    for i in 0..sights.len() {
+        orders =
+            orders.into_iter().flat_map(|o| (0..=o.len()).map(move |at| [&o[..at], &[i], &o[at..]].concat())).collect();
+    }
+    assert_eq!(orders.len(), 24);
+    for order in orders {
+        let mut cell = super::Set::new(crate::Key::new("ns", "web"));
+        let mut out = vec![];
+        for i in &order {
+            out.extend(cell.step(&Event::new(Timestamp(1000), Input::Observed(sights[*i].clone()))));
+        }
+        let members = sights.iter().filter_map(|s| match s {
+            Sight::Member(m) => Some((**m).clone()),
+            Sight::Set(_) | Sight::Gone(_) | Sight::Vanished(_) => None,
+        });
+        out.extend(cell.step(&Event::new(Timestamp(1000), Input::Listed(members.collect()))));
+        assert_eq!(out, [], "{order:?}");
+        assert!(cell.waits().is_empty(), "{order:?}: {:?}", cell.waits());
+    }
+}
+
+#[test]
+fn an_outcome_of_another_life_is_only_a_sight() {
+    let mut w = running(1);
+    let settled = Settled::Applied(Sight::read(VMI, &w.vmis()[0]));
+    let out = w
+        .cell
+        .step(&Event::new(Timestamp(w.now), Input::Settled { id: crate::object::CommandId(4711), result: settled }));
+    assert_eq!(out, []);
+    let written: Value = serde_json::to_value(&w.cell).unwrap();
+    let read: super::Set = serde_json::from_value(written.clone()).unwrap();
+    assert_eq!(serde_json::to_value(&read).unwrap(), written, "the cell can be written down whole");
+}
