@@ -187,7 +187,7 @@ pub fn journal(dir: &Path, key: &Key) -> io::Result<(Story, Vec<String>)> {
                         process.clone_from(&block.head.process);
                         story.step(record.state.as_ref(), first, &record.event);
                     }
-                    Ok(Entry::Node(_) | Entry::Agent(_)) => {}
+                    Ok(Entry::Node(_) | Entry::Agent(_) | Entry::Set(_)) => {}
                     Err(_) => gaps.push(format!("a record in {place} was written by another version and is not told")),
                 }
             }

@@ -301,6 +301,7 @@ async fn agent(
         lease: config.lease.clone(),
         dns: Vec::new(),
         cluster_domain: String::new(),
+        journal: None,
         shutdown: config.stop.clone(),
     };
     let node = name.to_owned();

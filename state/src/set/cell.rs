@@ -375,6 +375,10 @@ impl Set {
             Settled::Gone if *what == What::ConfirmSet => self.lost_set(&Uid::default()),
             Settled::Gone | Settled::Conflict => self.set.doubt(),
             Settled::Refused(r) => self.set.failed(now, Some(r.clone())),
+            Settled::Failed(r) => {
+                self.set.failed(now, Some(r.clone()));
+                self.set.doubt();
+            }
             Settled::Busy { after } => self.set.hold(now.after(*after)),
             Settled::Acked(_) => {}
         }
@@ -421,6 +425,10 @@ impl Set {
                 self.doubt(name);
             }
             Settled::Refused(r) => self.refused(name, what, r),
+            Settled::Failed(r) => {
+                self.refused(name, what, r);
+                self.doubt(name);
+            }
             Settled::Busy { after } => match (what, self.members.get_mut(name)) {
                 (What::Create(_), _) | (_, None) => self.making.hold(now.after(*after)),
                 (_, Some(slot)) => slot.hold(now.after(*after)),
