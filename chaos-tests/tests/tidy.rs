@@ -27,3 +27,17 @@ fn what_is_untidy_is_noticed() {
     assert_eq!(count("docs/a.md", "[lost](gone.md)"), 1);
     assert_eq!(count("docs/a.md", "```\n[lost](gone.md)\n```\n"), 0);
 }
+
+#[test]
+fn every_improvement_that_is_claimed_has_its_test() {
+    let files = tidy::files().unwrap();
+    let page = files.iter().find(|file| file.path == "docs/improvements.md").unwrap();
+    let wrong = tidy::rows_without_test(&page.text, &files);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    let head = "| id | test |\n|---|---|\n";
+    let one = |row: &str| tidy::rows_without_test(&format!("{head}{row}\n"), &files).len();
+    assert_eq!(one("| a | `chaos-tests` `tidy::what_is_untidy_is_noticed` |"), 0);
+    assert_eq!(one("| a | `state` `vm::a_test_that_nobody_wrote` |"), 1);
+    assert_eq!(one("| a | later |"), 1);
+    assert!(page.text.lines().filter(|line| line.starts_with("| RE-")).count() > 5);
+}

@@ -116,7 +116,10 @@ async fn a_manual_machine_is_asked_by_requests() {
     world.make_vm("Manual").await;
     assert_eq!(world.verb("PUT", "vm/start", None).await.0, 202);
     assert_eq!(requests(&world).await, json!([{"action": "Start"}]));
-    let (code, status) = world.verb("PUT", "vm/start", None).await;
+    // The same once more is the one that waits; another one has to wait for it.
+    assert_eq!(world.verb("PUT", "vm/start", None).await.0, 202);
+    assert_eq!(requests(&world).await, json!([{"action": "Start"}]));
+    let (code, status) = world.verb("PUT", "vm/start", Some(json!({"paused": true}))).await;
     assert_eq!(
         (code, message(&status)),
         (500, "Internal error occurred: unable to complete request: stop/start already underway")

@@ -101,6 +101,29 @@ pub fn violations(file: &File, exists: &dyn Fn(&str) -> bool) -> Vec<String> {
     wrong
 }
 
+/// Rows of a page's tables (but for their heads) whose last column names no test, or one that no Rust file has. A test is
+/// named by its path in code quotes: `crate` `module::test`.
+pub fn rows_without_test(page: &str, files: &[File]) -> Vec<String> {
+    let rust: Vec<&File> = files.iter().filter(|file| file.path.ends_with(".rs")).collect();
+    let known = |name: &str| rust.iter().any(|file| file.text.contains(&format!("fn {name}(")));
+    let lines: Vec<&str> = page.lines().collect();
+    let is_head = |n: usize| lines.get(n + 1).is_some_and(|next| next.starts_with("|-"));
+    let mut wrong = Vec::new();
+    for (n, line) in lines.iter().enumerate() {
+        if !line.starts_with('|') || line.starts_with("|-") || is_head(n) {
+            continue;
+        }
+        let last = line.trim_end_matches('|').rsplit('|').next().unwrap_or_default().trim();
+        let names: Vec<&str> =
+            last.split('`').filter_map(|part| part.rsplit_once("::")).map(|(_, name)| name).collect();
+        if names.is_empty() {
+            wrong.push(format!("line {}: '{last}' names no test", n + 1));
+        }
+        wrong.extend(names.iter().filter(|t| !known(t)).map(|t| format!("line {}: there is no test '{t}'", n + 1)));
+    }
+    wrong
+}
+
 /// The targets of the links in a Markdown text, outside of code blocks.
 fn links(text: &str) -> Vec<&str> {
     let mut found = Vec::new();

@@ -17,6 +17,8 @@ enum Change {
     Strategy(&'static str),
     /// These requests, in place of all that are there.
     Requests(Vec<Value>),
+    /// It waits to be done already.
+    Nothing,
 }
 
 pub(super) async fn start(asked: &Asked<'_>, options: &Value) -> Result<(), Status> {
@@ -71,8 +73,7 @@ async fn change(
             },
             _ => None,
         };
-        let (subresource, operations) = operations(&vm, &change, &asked.user);
-        let done = kubernetes::patch(client, VM, &vm, subresource, operations, dry).await;
+        let done = apply(asked, &vm, &change, dry).await;
         if let Ok(Patched::Done(_)) = done {
             tracing::info!(
                 namespace = asked.namespace,
@@ -96,6 +97,19 @@ async fn change(
     ))
 }
 
+/// Writes a change, in one patch or two.
+async fn apply(asked: &Asked<'_>, vm: &Value, change: &Change, dry: bool) -> Result<Patched, Status> {
+    let client = &asked.inner.config.client;
+    let mut now = Patched::Done(vm.clone());
+    for (subresource, operations) in operations(vm, change, &asked.user) {
+        match now {
+            Patched::Done(vm) => now = kubernetes::patch(client, VM, &vm, subresource, operations, dry).await?,
+            Patched::Changed => break,
+        }
+    }
+    Ok(now)
+}
+
 /// The VMI as it is now and the grace period that it had.
 type Undo = Option<(Value, Option<i64>)>;
 
@@ -116,37 +130,54 @@ async fn set_grace(asked: &Asked<'_>, vmi: &Value, grace: Option<i64>, dry: bool
     }
 }
 
-/// The subresource and the JSON patch that make a change, in the name of whoever asked for it.
-fn operations(vm: &Value, change: &Change, user: &str) -> (&'static str, Vec<Value>) {
+/// The subresources and the JSON patches that make a change, in order, in the name of whoever asked for it.
+fn operations(vm: &Value, change: &Change, user: &str) -> Vec<(&'static str, Vec<Value>)> {
     let named = |r: &Value| {
         let mut r = r.clone();
-        if !user.is_empty() {
+        // What waits already was asked for by somebody else.
+        if !user.is_empty() && get(&r, &["data", api::names::REQUESTED_BY]).is_null() && !queue(vm).contains(&r) {
             *at(&mut r, &["data", api::names::REQUESTED_BY]) = json!(user);
         }
         r
     };
-    let (subresource, mut operations) = spelled(vm, change, &named);
-    if matches!(change, Change::Strategy(_)) && !user.is_empty() {
+    let mut all = spelled(vm, change, &named);
+    if let (Change::Strategy(_), false, Some((_, last))) = (change, user.is_empty(), all.last_mut()) {
         let mut annotations = get(vm, &["metadata", "annotations"]).clone();
         *at(&mut annotations, &[api::names::ANN_CHANGED_BY]) = json!(user);
-        operations.push(json!({"op": "add", "path": "/metadata/annotations", "value": annotations}));
+        last.push(json!({"op": "add", "path": "/metadata/annotations", "value": annotations}));
     }
-    (subresource, operations)
+    all
 }
 
-fn spelled(vm: &Value, change: &Change, named: &dyn Fn(&Value) -> Value) -> (&'static str, Vec<Value>) {
+fn spelled(vm: &Value, change: &Change, named: &dyn Fn(&Value) -> Value) -> Vec<(&'static str, Vec<Value>)> {
     match change {
-        Change::Strategy(strategy) if get(vm, &["spec", "running"]).is_boolean() => {
-            ("", vec![json!({"op": "replace", "path": "/spec/running", "value": *strategy != "Halted"})])
+        Change::Nothing => vec![],
+        Change::Strategy(strategy) => {
+            let mut all = vec![];
+            if *strategy == "Halted" && !queue(vm).is_empty() {
+                // A start that waits in the queue would undo the stop.
+                all.push(("status", vec![json!({"op": "remove", "path": "/status/stateChangeRequests"})]));
+            }
+            all.push(if get(vm, &["spec", "running"]).is_boolean() {
+                ("", vec![json!({"op": "replace", "path": "/spec/running", "value": *strategy != "Halted"})])
+            } else {
+                ("", vec![json!({"op": "add", "path": "/spec/runStrategy", "value": strategy})])
+            });
+            all
         }
-        Change::Strategy(strategy) => ("", vec![json!({"op": "add", "path": "/spec/runStrategy", "value": strategy})]),
         Change::Requests(requests) if get(vm, &["status"]).is_object() => {
-            let all: Vec<Value> = requests.iter().map(named).collect();
-            ("status", vec![json!({"op": "add", "path": "/status/stateChangeRequests", "value": all})])
+            let requests: Vec<Value> = requests.iter().map(named).collect();
+            let mut all = vec![json!({"op": "add", "path": "/status/stateChangeRequests", "value": requests})];
+            // Who asks by hand does not wait for the pause after failed starts.
+            if get(vm, &["status", "startFailure"]).is_object() {
+                all.push(json!({"op": "remove", "path": "/status/startFailure"}));
+            }
+            vec![("status", all)]
         }
         Change::Requests(requests) => {
-            let all: Vec<Value> = requests.iter().map(named).collect();
-            ("status", vec![json!({"op": "add", "path": "/status", "value": {"stateChangeRequests": all}})])
+            let requests: Vec<Value> = requests.iter().map(named).collect();
+            let status = json!({"stateChangeRequests": requests});
+            vec![("status", vec![json!({"op": "add", "path": "/status", "value": status})])]
         }
     }
 }
@@ -190,11 +221,27 @@ fn stop_request(vmi: &Value) -> Value {
     json!({"action": "Stop", "uid": text(vmi, &["metadata", "uid"])})
 }
 
-fn queue_is_empty(vm: &Value) -> Result<(), Status> {
-    if items(vm, &["status", "stateChangeRequests"]).is_empty() {
-        return Ok(());
+fn queue(vm: &Value) -> &[Value] {
+    items(vm, &["status", "stateChangeRequests"])
+}
+
+/// Puts requests into the queue. What waits there already is not asked for twice; what is something else has to be done
+/// first.
+fn enqueue(vm: &Value, wished: Vec<Value>) -> Result<Change, Status> {
+    let waiting = queue(vm);
+    let essence = |r: &Value| {
+        let paused = text(r, &["data", "paused"]) == "true";
+        (text(r, &["action"]).to_owned(), text(r, &["uid"]).to_owned(), paused)
+    };
+    if waiting.is_empty() {
+        Ok(Change::Requests(wished))
+    } else if !waiting.iter().map(essence).eq(wished.iter().map(essence)) {
+        Err(Status::internal("unable to complete request: stop/start already underway"))
+    } else if get(vm, &["status", "startFailure"]).is_object() {
+        Ok(Change::Requests(waiting.to_vec()))
+    } else {
+        Ok(Change::Nothing)
     }
-    Err(Status::internal("unable to complete request: stop/start already underway"))
 }
 
 fn decide_start(vm: &Value, vmi: Option<&Value>, paused: bool) -> Result<Change, Status> {
@@ -210,18 +257,12 @@ fn decide_start(vm: &Value, vmi: Option<&Value>, paused: bool) -> Result<Change,
     }
     let ended = vmi.filter(|v| is_final(v));
     match strategy(vm) {
-        "Halted" if paused => {
-            queue_is_empty(vm)?;
-            Ok(Change::Requests(vec![start]))
-        }
+        "Halted" if paused => enqueue(vm, vec![start]),
         "Halted" => Ok(Change::Strategy("Always")),
         "RerunOnFailure" if phase(vmi) == "Failed" => {
             Err(conflict(vm, "RerunOnFailure does not support starting VM from failed state"))
         }
-        "RerunOnFailure" | "Manual" => {
-            queue_is_empty(vm)?;
-            Ok(Change::Requests(ended.map(stop_request).into_iter().chain([start]).collect()))
-        }
+        "RerunOnFailure" | "Manual" => enqueue(vm, ended.map(stop_request).into_iter().chain([start]).collect()),
         other => Err(conflict(vm, format_args!("{other} does not support manual start requests"))),
     }
 }
@@ -261,8 +302,7 @@ fn decide_restart(vm: &Value, vmi: Option<&Value>, grace: Option<i64>) -> Result
         return Err(conflict(vm, format_args!("{strategy} does not support manual restart requests")));
     }
     let Some(vmi) = vmi else { return Err(conflict(vm, "VM is not running")) };
-    queue_is_empty(vm)?;
-    Ok((Change::Requests(vec![stop_request(vmi), json!({"action": "Start"})]), grace.map(|_| 1)))
+    Ok((enqueue(vm, vec![stop_request(vmi), json!({"action": "Start"})])?, grace.map(|_| 1)))
 }
 
 #[cfg(test)]
@@ -351,24 +391,54 @@ mod tests {
         let mut queued = vm("Manual");
         queued["status"]["stateChangeRequests"] = json!([start_()]);
         assert_eq!(run(queued, Some("Running"), None), Err(500));
+        // The same restart once more, also a harder one, is the one that waits.
+        let mut twice = vm("Manual");
+        twice["status"]["stateChangeRequests"] = json!([stop_(), start_()]);
+        assert_eq!(run(twice.clone(), Some("Running"), None), Ok((Change::Nothing, None)));
+        assert_eq!(run(twice, Some("Running"), Some(0)), Ok((Change::Nothing, Some(1))));
         let mut changing = vm("Always");
         changing["status"]["conditions"] = json!([{"type": "VolumesChange", "status": "True"}]);
         assert_eq!(run(changing, Some("Running"), None), Err(409));
     }
 
     #[test]
+    fn a_start_that_waits_is_not_asked_for_twice_and_a_pause_after_failures_ends() {
+        let mut waiting = vm("RerunOnFailure");
+        waiting["status"]["stateChangeRequests"] = json!([{"action": "Start", "data": {"virtfold.io/rerun-of": "u"}}]);
+        assert_eq!(decide_start(&waiting, None, false).unwrap(), Change::Nothing);
+        assert_eq!(decide_start(&waiting, None, true).unwrap_err().code, 500);
+        waiting["status"]["startFailure"] = json!({"consecutiveFailCount": 3});
+        let change = decide_start(&waiting, None, false).unwrap();
+        let [(sub, ops)] = &operations(&waiting, &change, "ann")[..] else { panic!("{change:?}") };
+        assert_eq!((*sub, ops.len()), ("status", 2));
+        assert_eq!(ops[0]["value"], waiting["status"]["stateChangeRequests"]);
+        assert_eq!(ops[1], json!({"op": "remove", "path": "/status/startFailure"}));
+    }
+
+    #[test]
     fn patches() {
+        let halt = Change::Strategy("Halted");
         assert_eq!(
-            operations(&json!({"spec": {"running": true}}), &Change::Strategy("Halted"), "ann").1,
-            [
-                json!({"op": "replace", "path": "/spec/running", "value": false}),
-                json!({"op": "add", "path": "/metadata/annotations", "value": {"virtfold.io/changed-by": "ann"}}),
-            ]
+            operations(&json!({"spec": {"running": true}}), &halt, "ann"),
+            [(
+                "",
+                vec![
+                    json!({"op": "replace", "path": "/spec/running", "value": false}),
+                    json!({"op": "add", "path": "/metadata/annotations", "value": {"virtfold.io/changed-by": "ann"}}),
+                ]
+            )]
         );
-        let (sub, ops) = operations(&json!({"spec": {}}), &Change::Requests(vec![start_()]), "ann");
-        assert_eq!((sub, ops.len()), ("status", 1));
-        assert_eq!(ops[0]["path"], "/status");
+        let ops = operations(&json!({"spec": {}}), &Change::Requests(vec![start_()]), "ann");
+        assert_eq!((ops.len(), ops[0].0, ops[0].1.len()), (1, "status", 1));
+        assert_eq!(ops[0].1[0]["path"], "/status");
         let request = json!({"action": "Start", "data": {"virtfold.io/requested-by": "ann"}});
-        assert_eq!(ops[0]["value"]["stateChangeRequests"], json!([request]));
+        assert_eq!(ops[0].1[0]["value"]["stateChangeRequests"], json!([request]));
+        // A stop takes a restart that waits along, before it changes the strategy.
+        let mut restarting = vm("Always");
+        restarting["status"]["stateChangeRequests"] = json!([start_()]);
+        let ops = operations(&restarting, &halt, "ann");
+        assert_eq!(ops[0], ("status", vec![json!({"op": "remove", "path": "/status/stateChangeRequests"})]));
+        assert_eq!(ops[1].1[0]["path"], "/spec/runStrategy");
+        assert_eq!(operations(&restarting, &Change::Strategy("Always"), "ann").len(), 1);
     }
 }

@@ -350,7 +350,10 @@ impl Agent {
         if !self.is_ours(&d.vmi, &d.pod) {
             return;
         }
-        let newer = self.domain.as_ref().is_none_or(|k| k.launcher != d.launcher || d.seq > k.seq);
+        // A launcher starts one domain in its life: after the end it says nothing new.
+        let newer = self.domain.as_ref().is_none_or(|k| {
+            k.launcher != d.launcher || (d.seq > k.seq && (k.state != DomainState::Stopped || d.state == k.state))
+        });
         if newer {
             self.domain = Some(d.clone());
         }

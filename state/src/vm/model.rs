@@ -70,6 +70,10 @@ pub struct World {
     /// All events, and whether a controller's life began with it.
     pub tape: Vec<(bool, Event<Input>)>,
     fresh: bool,
+    /// Phases that VMIs went through.
+    pub moves: BTreeSet<(observe::Phase, observe::Phase)>,
+    /// After each step, plan once more: nothing may come of it.
+    pub plan_twice: bool,
 }
 
 pub fn merge(into: &mut Value, patch: &Value) {
@@ -161,6 +165,8 @@ impl World {
             answers: BTreeMap::new(),
             tape: vec![],
             fresh: true,
+            moves: BTreeSet::new(),
+            plan_twice: false,
         }
     }
 
@@ -183,6 +189,13 @@ impl World {
             let before =
                 self.objects.get(&(kind, name.clone())).filter(|b| b["metadata"]["uid"] == o["metadata"]["uid"]);
             check_phases(before, &o);
+        }
+        if let (Object::Vmi(new), Some(old)) = (&seen, self.objects.get(&(kind, name.clone())))
+            && let Some(Object::Vmi(old)) = observe::object(kind, old)
+            && old.meta.uid == new.meta.uid
+            && old.phase != new.phase
+        {
+            self.moves.insert((old.phase, new.phase));
         }
         if over {
             self.objects.remove(&(kind, name));
@@ -247,6 +260,11 @@ impl World {
         let event = Event::new(Timestamp(self.now), input);
         self.tape.push((std::mem::take(&mut self.fresh), event.clone()));
         let out = self.cell.step(&event);
+        if self.plan_twice {
+            let again = self.cell.clone().step(&Event::new(Timestamp(self.now), Input::Elapsed));
+            let news: Vec<_> = again.iter().filter(|c| !matches!(c, Command::Wake { .. })).collect();
+            assert!(news.is_empty(), "planned twice: {news:?}");
+        }
         for c in out {
             match c {
                 Command::Wake { at } => self.wake = Some(at.0),
@@ -575,7 +593,7 @@ impl World {
         self.restart_with(all);
     }
 
-    fn restart_with(&mut self, all: Vec<((Kind, String), Value)>) {
+    pub fn restart_with(&mut self, all: Vec<((Kind, String), Value)>) {
         self.cell = Vm::new(Key::new("ns", "web"));
         self.fresh = true;
         self.settled.clear();

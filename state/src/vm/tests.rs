@@ -6,6 +6,8 @@ use crate::{domain::Cause, object::Kind};
 use serde_json::{Value, json};
 
 mod deletion;
+mod machines;
+mod properties;
 mod revisions;
 mod status;
 mod strategies;
