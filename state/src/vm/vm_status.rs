@@ -68,6 +68,15 @@ impl Vm {
         if !self.is_due(At::Vm, class) {
             return;
         }
+        // That there is no VMI is said when it is certain (or a creation was refused), not when nobody has told of one yet.
+        if self.vmi.get().is_none() && !self.vmi.is_absent() && self.vmi.error().is_none() {
+            if self.vmi.is_free(self.now) {
+                self.confirm(At::Vmi, out);
+            } else if let Some(at) = self.vmi.free_at(self.now) {
+                self.want_wake(at);
+            }
+            return;
+        }
         let body = json!({
             "metadata": {"uid": vm.meta.uid, "resourceVersion": vm.meta.rv.to_string()},
             "status": status,
