@@ -387,11 +387,12 @@ impl Story {
         let kept = std::mem::take(&mut self.waits);
         let since = |w: &Wait| kept.iter().find(|(k, _)| same(k, w)).map_or(at, |(_, t)| *t);
         self.waits = new.waits.iter().map(|w| (w.clone(), since(w))).collect();
-        for w in new.waits.iter().filter(|w| w.weight() == Weight::Problem && !old.waits.contains(w)) {
+        let told = |w: &Wait| old.waits.iter().any(|o| says_the_same(o, w));
+        for w in new.waits.iter().filter(|w| w.weight() == Weight::Problem && !told(w)) {
             let node = new.vmi.as_ref().and_then(|v| v.node.clone());
             let on_node = |to: fn(NodeName) -> Actor| node.clone().map_or(Actor::Controller, to);
             let (actor, text) = match w {
-                Wait::Unschedulable { .. } => (Actor::Scheduler, format!("found no node: {}", w.message())),
+                Wait::Unschedulable { message, .. } => (Actor::Scheduler, format!("found no node: {message}")),
                 Wait::Image { reason, message } => (on_node(Actor::Kubelet), format!("{reason}: {message}")),
                 Wait::Container { reason, message, .. } => (on_node(Actor::Kubelet), format!("{reason}: {message}")),
                 Wait::Refused { what, message, .. } => {
@@ -438,6 +439,14 @@ impl Story {
 /// The same wait, whatever its words are by now.
 fn same(a: &Wait, b: &Wait) -> bool {
     std::mem::discriminant(a) == std::mem::discriminant(b)
+}
+
+/// The same in the same words. Which claims have no volume is told where it matters, in the wait itself.
+fn says_the_same(a: &Wait, b: &Wait) -> bool {
+    match (a, b) {
+        (Wait::Unschedulable { message: a, .. }, Wait::Unschedulable { message: b, .. }) => a == b,
+        (a, b) => a == b,
+    }
 }
 
 /// When something was made: its own timestamp has whole seconds, so what was seen at once is told with the time of that.
