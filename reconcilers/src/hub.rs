@@ -4,13 +4,17 @@
 //! newer one, of every deletion, and of whatever a new list does not have any more (as [`Sight::Vanished`]: a reason to
 //! ask, not evidence). Entries of one object (by UID) coalesce, newest wins; two objects of one name never do. A slow
 //! subscriber costs memory bounded by the number of objects and blocks nobody.
+//!
+//! *When the store went back* (restored from a backup) every object looks older than what is known, and the watch may wait
+//! for a revision that lies far ahead. So each new list and each failed watch makes the hub ask, by a quorum list, how far
+//! the store is; below what was seen, it hears nothing more and says so ([`Hub::went_back`]).
 
-use futures::{Stream, StreamExt};
-use kube::{Api, Client, Resource, core::ApiResource, runtime::watcher};
+use futures::{Stream, StreamExt, future::BoxFuture};
+use kube::{Api, Client, Resource, api::ListParams, core::ApiResource, runtime::watcher};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use state::{
-    Key, NodeName, Uid,
+    Key, NodeName, ResourceVersion, Uid,
     object::{Kind, ObjectRef, Versioned},
     observe::{NodeView, Object, Project},
     vm::Sight,
@@ -211,30 +215,69 @@ struct Cache<P> {
     subscribers: Vec<Arc<Queue>>,
 }
 
+/// How far the store is, by a quorum list of a kind; `None` where it does not say.
+pub type Quorum = Box<dyn Fn() -> BoxFuture<'static, Option<ResourceVersion>> + Send + Sync>;
+
+/// A store that is not as far any more as it was.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("the API server's store went back in time: {kind} had come to version {seen}, and it is at {newest} now")]
+pub struct WentBack {
+    /// What was listed.
+    pub kind: &'static str,
+    /// The highest version that was seen.
+    pub seen: ResourceVersion,
+    /// Where the store is.
+    pub newest: ResourceVersion,
+}
+
 /// The cache of one kind.
 pub struct Hub<P> {
     cache: Arc<Mutex<Cache<P>>>,
     synced: watch::Receiver<bool>,
+    went_back: watch::Receiver<Option<WentBack>>,
 }
 
 impl<P: Watched> Hub<P> {
     /// Starts watching; the task ends with the runtime. `selector` is a label selector, empty for all.
     pub fn start(client: Client, selector: &str) -> Self {
         let api: Api<Seen<P>> = Api::all_with(client, &resource(P::KIND));
+        let asked = api.clone();
+        let quorum: Quorum = Box::new(move || {
+            let api = asked.clone();
+            Box::pin(async move {
+                let list = api.list_metadata(&ListParams::default().limit(1)).await.ok()?;
+                list.metadata.resource_version?.parse().ok().map(ResourceVersion)
+            })
+        });
         let config = watcher::Config::default().labels(selector);
         use kube::runtime::WatchStreamExt;
-        Self::over(watcher(api, config).default_backoff())
+        Self::over(watcher(api, config).default_backoff(), quorum)
     }
 
     /// A hub over any stream of watch events.
-    pub fn over(events: impl Stream<Item = watcher::Result<watcher::Event<Seen<P>>>> + Send + 'static) -> Self {
+    pub fn over(
+        events: impl Stream<Item = watcher::Result<watcher::Event<Seen<P>>>> + Send + 'static,
+        quorum: Quorum,
+    ) -> Self {
         let cache = Arc::new(Mutex::new(Cache { objects: BTreeMap::new(), subscribers: vec![] }));
         let (ready, synced) = watch::channel(false);
-        let hub = Self { cache: cache.clone(), synced };
+        let (back, went_back) = watch::channel(None);
+        let hub = Self { cache: cache.clone(), synced, went_back };
         tokio::spawn(async move {
             let mut events = events.boxed();
             let mut listed: BTreeMap<Uid, Arc<Seen<P>>> = BTreeMap::new();
+            let mut seen = ResourceVersion(0);
             while let Some(event) = events.next().await {
+                let doubtful = matches!(event, Err(_) | Ok(watcher::Event::InitDone)) && *ready.borrow();
+                if doubtful && let Some(newest) = quorum().await.filter(|newest| *newest < seen) {
+                    back.send_replace(Some(WentBack { kind: P::KIND.name(), seen, newest }));
+                    return;
+                }
+                if let Ok(watcher::Event::Apply(o) | watcher::Event::Delete(o) | watcher::Event::InitApply(o)) = &event
+                {
+                    let rv = o.meta.resource_version.as_deref().and_then(|v| v.parse().ok());
+                    seen = seen.max(rv.map_or(seen, ResourceVersion));
+                }
                 match event {
                     Ok(watcher::Event::Apply(o)) => lock(&cache).apply(Arc::new(o)),
                     Ok(watcher::Event::Delete(o)) => lock(&cache).remove(&o),
@@ -251,6 +294,16 @@ impl<P: Watched> Hub<P> {
             }
         });
         hub
+    }
+
+    /// Waits until the store is found to have gone back; for ever where it does not.
+    pub async fn went_back(&self) -> WentBack {
+        let mut went_back = self.went_back.clone();
+        match went_back.wait_for(Option::is_some).await.ok().and_then(|found| found.clone()) {
+            Some(found) => found,
+            // The watch task is gone, with the runtime.
+            None => std::future::pending().await,
+        }
     }
 
     /// Sends all that is there, and from now on all that changes, to the queue. Snapshot and registration are one step.
@@ -350,7 +403,8 @@ mod tests {
     async fn deletions_relists_and_late_subscribers() {
         use watcher::Event::{Apply, Delete, Init, InitApply, InitDone};
         let (tx, rx) = tokio::sync::mpsc::unbounded_channel();
-        let hub = Hub::over(tokio_stream::wrappers::UnboundedReceiverStream::new(rx));
+        let far: Quorum = Box::new(|| Box::pin(async { Some(ResourceVersion(11)) }));
+        let hub = Hub::over(tokio_stream::wrappers::UnboundedReceiverStream::new(rx), far);
         let q = Arc::new(Queue::default());
         hub.subscribe(q.clone());
         for e in [Init, InitApply(vmi("a", "1", 5)), InitApply(vmi("b", "2", 6)), InitDone] {
@@ -374,5 +428,40 @@ mod tests {
         let late = Arc::new(Queue::default());
         hub.subscribe(late.clone());
         assert_eq!(drain(&late).await, ["3@11"]);
+    }
+
+    #[tokio::test]
+    async fn a_store_that_went_back_is_noticed_and_nothing_of_it_is_heard() {
+        use watcher::Event::{Apply, Init, InitApply, InitDone};
+        let (tx, rx) = tokio::sync::mpsc::unbounded_channel();
+        let (at, newest) = watch::channel(20);
+        let quorum: Quorum = Box::new(move || {
+            let newest = *newest.borrow();
+            Box::pin(async move { Some(ResourceVersion(newest)) })
+        });
+        let hub = Hub::over(tokio_stream::wrappers::UnboundedReceiverStream::new(rx), quorum);
+        let q = Arc::new(Queue::default());
+        hub.subscribe(q.clone());
+        let list = |rv| [Init, InitApply(vmi("a", "1", rv)), InitDone];
+        for e in list(5).into_iter().chain([Apply(vmi("a", "1", 9))]).chain(list(9)) {
+            tx.send(Ok(e)).unwrap();
+        }
+        tx.send(Err(watcher::Error::NoResourceVersion)).unwrap();
+        tx.send(Ok(Apply(vmi("b", "2", 12)))).unwrap();
+        hub.synced().await;
+        tokio::task::yield_now().await;
+        assert_eq!(drain(&q).await, ["1@9", "2@12"]);
+        assert!(futures::FutureExt::now_or_never(hub.went_back()).is_none());
+        // As far as the store knows, b never was.
+        at.send_replace(10);
+        for e in list(9) {
+            tx.send(Ok(e)).unwrap();
+        }
+        let found = hub.went_back().await;
+        assert_eq!(
+            (found.kind, found.seen, found.newest),
+            ("VirtualMachineInstance", ResourceVersion(12), ResourceVersion(10))
+        );
+        assert_eq!(drain(&q).await, Vec::<String>::new());
     }
 }

@@ -8,7 +8,8 @@
 //!                                                       journal   Executor, Sessions, Events
 //! ```
 //!
-//! Standbys keep their caches warm and do not step. Losing the Lease ends [`run`]: the process starts cold.
+//! Standbys keep their caches warm and do not step. Losing the Lease ends [`run`], and so does a store that was restored
+//! from a backup: the process starts cold.
 
 mod driver;
 mod events;
@@ -67,6 +68,9 @@ pub enum Error {
     /// Leadership ended.
     #[error("this controller does not lead any more")]
     Lease(#[from] LeaseError),
+    /// The store was restored from a backup: what is known of it means nothing any more.
+    #[error("what this controller knows is of no use")]
+    WentBack(#[from] hub::WentBack),
     /// The driver stopped.
     #[error("the cells were stopped")]
     Driver(#[from] DriverError),
@@ -115,6 +119,7 @@ pub async fn run(config: Config) -> Result<(), Error> {
     pods.subscribe(queue.clone());
     vmis.subscribe(queue.clone());
     vms.subscribe(queue.clone());
+    let doubts = claims.clone();
     let parts = driver::Parts {
         claims,
         queue,
@@ -129,6 +134,11 @@ pub async fn run(config: Config) -> Result<(), Error> {
         () = config.stop.cancelled() => Ok(()),
         lost = leadership.keep() => Err(lost.into()),
         error = driver::Driver::run(parts, heard, asked) => Err(error.into()),
+        found = vms.went_back() => Err(found.into()),
+        found = vmis.went_back() => Err(found.into()),
+        found = pods.went_back() => Err(found.into()),
+        found = nodes.went_back() => Err(found.into()),
+        found = doubts.went_back() => Err(found.into()),
     };
     sessions.close();
     if result.is_ok() {
