@@ -17,6 +17,7 @@ use rcgen::{
     KeyUsagePurpose, SanType,
 };
 use x509_parser::extensions::GeneralName;
+use sha2::{Digest, Sha256};
 use x509_parser::pem::parse_x509_pem;
 
 /// Life of the authority.
@@ -150,6 +151,13 @@ impl Pki {
     #[must_use]
     pub fn ca(&self) -> &str {
         &self.ca
+    }
+
+    /// A text that changes with the authority and with the certificate: who holds other ones must be told.
+    #[must_use]
+    pub fn fingerprint(&self, identity: &Identity) -> String {
+        let digest = Sha256::new().chain_update(&self.ca).chain_update(&identity.cert).finalize();
+        digest.iter().map(|b| format!("{b:02x}")).collect()
     }
 
     /// The API server's certificate, for [`API_SERVER_NAMES`] and `more` names or addresses.
@@ -388,6 +396,26 @@ mod tests {
         let (_, pem) = parse_x509_pem(node.cert.as_bytes()).unwrap();
         let x509 = pem.parse_x509().unwrap();
         assert_eq!(x509.subject().to_string(), "O=system:nodes, CN=system:node:node-0");
+    }
+
+    #[test]
+    fn a_new_authority_issues_everything_again_and_that_can_be_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let pki = Pki::open(dir.path()).unwrap();
+        let node = pki.node("node-1").unwrap();
+        let before = pki.fingerprint(&node);
+        assert_eq!(Pki::open(dir.path()).unwrap().fingerprint(&node), before);
+        for file in ["ca.crt", "ca.key"] {
+            std::fs::remove_file(dir.path().join(file)).unwrap();
+        }
+        let pki = Pki::open(dir.path()).unwrap();
+        let again = pki.node("node-1").unwrap();
+        assert_ne!(pki.fingerprint(&again), before);
+        assert_ne!(again.cert, node.cert);
+        let (_, authority) = parse_x509_pem(pki.ca().as_bytes()).unwrap();
+        let (_, leaf) = parse_x509_pem(again.cert.as_bytes()).unwrap();
+        let authority = authority.parse_x509().unwrap();
+        leaf.parse_x509().unwrap().verify_signature(Some(authority.public_key())).unwrap();
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Limit ranges and resource quotas on a server, with the words that kube-apiserver has for them.
+//! What a server adds to what is created, and has room for: accounts, limit ranges, quotas, with kube-apiserver's words.
 
 use std::time::{Duration, Instant};
 
@@ -112,6 +112,22 @@ async fn a_quota_holds_against_many_at_once() {
     }
     assert_eq!(made, 7);
     used(&server, &json!({"configmaps": "7"})).await;
+}
+
+#[tokio::test]
+async fn a_pod_has_the_pull_secrets_of_its_account_unless_it_names_others() {
+    let server = server().await;
+    let account = json!({"imagePullSecrets": [{"name": "ours"}]}).to_string();
+    let path = format!("{NS}/serviceaccounts/default");
+    let merge = "application/merge-patch+json";
+    assert_eq!(ask_with(&server, &admin(), "PATCH", &path, merge, account).await.0, 200);
+    let mut body = pod("a", &json!({}));
+    let (code, o) = ask(&server, &admin(), "POST", &format!("{NS}/pods"), Some(body.clone())).await;
+    assert_eq!((code, &o["spec"]["imagePullSecrets"]), (201, &json!([{"name": "ours"}])));
+    body["metadata"]["name"] = "b".into();
+    body["spec"]["imagePullSecrets"] = json!([{"name": "own"}]);
+    let (code, o) = ask(&server, &admin(), "POST", &format!("{NS}/pods"), Some(body)).await;
+    assert_eq!((code, &o["spec"]["imagePullSecrets"]), (201, &json!([{"name": "own"}])));
 }
 
 #[tokio::test]

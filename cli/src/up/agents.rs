@@ -42,6 +42,9 @@ pub struct AgentConfig {
     pub cert: PathBuf,
     /// Its key.
     pub key: PathBuf,
+    /// Fingerprint of authority and certificate: an agent with others is replaced.
+    #[serde(default)]
+    pub credentials: String,
     /// Images that come from local OCI layouts.
     pub images: Vec<(String, PathBuf)>,
     /// Registries that are asked instead of others.

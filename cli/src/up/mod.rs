@@ -332,7 +332,7 @@ async fn start_on(
     for number in 1..=options.nodes {
         let node = layout.node(number);
         network::node(netns, &node).await?;
-        let _ = pki.node(&node.name)?;
+        let identity = pki.node(&node.name)?;
         let file = |ending: &str| layout.data("pki").join(format!("node-{}.{ending}", node.name));
         let config = AgentConfig {
             build: agents::build(&binary),
@@ -341,6 +341,7 @@ async fn start_on(
             ca: layout.data("pki").join("ca.crt"),
             cert: file("crt"),
             key: file("key"),
+            credentials: pki.fingerprint(&identity),
             images: options.images.iter().map(|(reference, folder)| (reference.clone(), absolute(folder))).collect(),
             mirrors: options.mirrors.clone(),
             authorities: options

@@ -191,17 +191,23 @@ impl Inner {
         let pod = &mut request.object;
         self.complete_by_limits(pod).await?;
         let there = namespace(pod).to_owned();
-        let account = text(pod, "/spec/serviceAccountName").to_owned();
-        if account.is_empty() {
-            default(pod, &["spec", "serviceAccountName"], "default");
-            default(pod, &["spec", "serviceAccount"], "default");
-        } else {
-            let key = format!("/registry/core/serviceaccounts/{there}/{account}");
-            if self.storage.get(&key, 0).await.map_err(storage_status)?.0.is_none() {
-                let why =
-                    format!("error looking up service account {there}/{account}: serviceaccount {account:?} not found");
-                return Err(Status::forbidden("", "pods", name(pod), &why));
-            }
+        let named = text(pod, "/spec/serviceAccountName").to_owned();
+        default(pod, &["spec", "serviceAccountName"], "default");
+        default(pod, &["spec", "serviceAccount"], "default");
+        let account = if named.is_empty() { "default" } else { &named };
+        let key = format!("/registry/core/serviceaccounts/{there}/{account}");
+        let found = self.storage.get(&key, 0).await.map_err(storage_status)?.0;
+        if found.is_none() && !named.is_empty() {
+            let why =
+                format!("error looking up service account {there}/{account}: serviceaccount {account:?} not found");
+            return Err(Status::forbidden("", "pods", name(pod), &why));
+        }
+        // An account's credentials for registries are its pods', unless they name others.
+        let account = found.and_then(|kv| super::hub::decode(&kv.value, kv.revision));
+        if let Some(secrets) = account.as_ref().and_then(|a| a.get("imagePullSecrets"))
+            && items(pod, "/spec/imagePullSecrets").is_empty()
+        {
+            child(pod, "spec").insert("imagePullSecrets".into(), secrets.clone());
         }
         let wanted = text(pod, "/spec/priorityClassName").to_owned();
         let classes = self.remembered("/registry/scheduling.k8s.io/priorityclasses/").await?;
