@@ -16,8 +16,8 @@ use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose, SanType,
 };
-use x509_parser::extensions::GeneralName;
 use sha2::{Digest, Sha256};
+use x509_parser::extensions::GeneralName;
 use x509_parser::pem::parse_x509_pem;
 
 /// Life of the authority.
