@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
+use k8s_openapi::api::core::v1::{Event, Namespace, ServiceAccount};
 use kube::api::{DeleteParams, ListParams, ObjectMeta, PostParams, Preconditions, PropagationPolicy};
 use kube::{Api, Client, ResourceExt};
 use serde_json::json;
@@ -61,6 +61,9 @@ impl Namespaces {
         if !items.is_empty() {
             return Ok(false);
         }
+        // Events are not in the graph: there are many, and nothing hangs on them.
+        let events: Api<Event> = Api::namespaced(self.client.clone(), namespace);
+        events.delete_collection(&DeleteParams::default(), &ListParams::default()).await?;
         // The graph has none; the server is asked, because it may be ahead.
         for served in self.graph.namespaced() {
             let list = served.api(&self.client, namespace).list(&ListParams::default().limit(1)).await;

@@ -170,8 +170,13 @@ async fn a_namespace_goes_with_its_content_and_custom_resources() {
     let vm = json!({"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "metadata": {"name": "v"}, "spec": {
         "runStrategy": "Halted", "template": {"spec": {"domain": {"devices": {}}}}}});
     world.create("/apis/kubevirt.io/v1/namespaces/team/virtualmachines", vm).await;
+    let event = json!({"apiVersion": "v1", "kind": "Event", "metadata": {"name": "e"}, "reason": "Told", "type": "Normal",
+        "involvedObject": {"apiVersion": "v1", "kind": "ConfigMap", "name": "m", "namespace": "team"}});
+    world.create("/api/v1/namespaces/team/events", event).await;
     world.send("DELETE", "/api/v1/namespaces/team", Value::Null).await.unwrap();
     world.until("/api/v1/namespaces/team", "gone", Value::is_null).await;
+    let left = world.send("GET", "/api/v1/namespaces/team/events", Value::Null).await.unwrap();
+    assert_eq!(left["items"], json!([]), "a namespace of that name later has no past");
 }
 
 #[tokio::test]

@@ -19,6 +19,7 @@
 mod bundle;
 mod exit;
 mod fields;
+mod follow;
 pub mod ipam;
 mod logs;
 mod node;
@@ -318,7 +319,8 @@ impl Runner {
         let (gone, mut confirmed) = tokio::sync::mpsc::channel::<String>(64);
         let api: Api<Pod> = Api::all(self.shared.config.client.clone());
         let selector = watcher::Config::default().fields(&format!("spec.nodeName={}", self.shared.config.node_name));
-        let mut events = watcher(api, selector).default_backoff().boxed();
+        let begin = move || watcher(api.clone(), selector.clone()).default_backoff().boxed();
+        let mut events = follow::follow(begin).boxed();
         let mut listed: Option<std::collections::BTreeSet<String>> = None;
         loop {
             tokio::select! {
