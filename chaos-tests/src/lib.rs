@@ -8,3 +8,4 @@
 pub mod e2e;
 pub mod kubernetes;
 pub mod rules;
+pub mod world;

@@ -1,19 +1,205 @@
-//! `virtfold-chaos`: the second binary of the workspace, for tests alone.
-//!
-//! `virtfold-chaos janitor DATA` waits until its standard input ends, which happens when the test program that started it is gone in
-//! whatever way, and then takes down the cluster whose data folder is DATA.
+//! `virtfold-chaos`: the second binary of the workspace, for tests alone. `virtfold-chaos --help` says what it does.
 
-use anyhow::{Result, bail};
-use std::{io::Read, path::Path};
+use anyhow::{Context, Result};
+use chaos_tests::world::{
+    mutants::Mutant,
+    run::{self, Options, Outcome, Scenario},
+};
+use clap::{Parser, Subcommand};
+use std::{
+    collections::BTreeMap,
+    io::Read,
+    ops::Range,
+    path::PathBuf,
+    process::ExitCode,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Instant,
+};
 
-fn main() -> Result<()> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    match arguments.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
-        ["janitor", data] => {
-            let mut sink = Vec::new();
-            std::io::stdin().read_to_end(&mut sink)?;
-            chaos_tests::e2e::leaks::sweep(Path::new(data))
+/// Hurts virtfold on purpose and looks whether it holds.
+///
+/// Exit codes: 0 nothing was found, 1 an invariant was violated, 2 wrong use.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Runs seeds of the model world: the real machines, everything around them as data.
+    Run {
+        /// One seed.
+        #[arg(long, conflicts_with = "seeds", required_unless_present = "seeds")]
+        seed: Option<u64>,
+        /// Seeds from A up to, but not including, B.
+        #[arg(long, value_name = "A..B", value_parser = range)]
+        seeds: Option<Range<u64>>,
+        /// End the trouble of a seed after so many steps of the machines; 0 for no bound.
+        #[arg(long, default_value_t = 0)]
+        steps: u64,
+        /// Print what happened in each run.
+        #[arg(long)]
+        journal: bool,
+        /// Break a mechanism on purpose: what the checks are worth.
+        #[arg(long, value_parser = mutant)]
+        mutant: Option<Mutant>,
+        /// Runs at the same time.
+        #[arg(long, default_value_t = 2)]
+        jobs: u64,
+    },
+    /// Lets controller and agent die before and after each of their effects in each canonical scenario.
+    CrashPoints {
+        /// One scenario (start, stop, restart, delete, poweroff, crash); all without it.
+        #[arg(long, value_parser = scenario)]
+        scenario: Option<Scenario>,
+    },
+    /// Waits until its standard input ends, which happens when the test program that started it is gone in whatever way, and
+    /// then takes down the cluster with this data folder.
+    #[command(hide = true)]
+    Janitor {
+        /// Data folder.
+        data: PathBuf,
+    },
+}
+
+fn range(text: &str) -> Result<Range<u64>, String> {
+    let (a, b) = text.split_once("..").ok_or("wanted: A..B")?;
+    let number = |t: &str| t.parse::<u64>().map_err(|e| format!("{t:?}: {e}"));
+    let (a, b) = (number(a)?, number(b)?);
+    if a < b { Ok(a..b) } else { Err(format!("{a}..{b} has no seeds")) }
+}
+
+fn by_name<T: Copy + std::fmt::Debug>(all: impl Iterator<Item = T>, text: &str) -> Result<T, String> {
+    let all: Vec<T> = all.collect();
+    let same = |x: &&T| format!("{x:?}").eq_ignore_ascii_case(text);
+    all.iter().find(same).copied().ok_or_else(|| format!("unknown; there are {all:?}"))
+}
+
+fn mutant(text: &str) -> Result<Mutant, String> {
+    by_name(Mutant::ALL.iter().map(|(m, _)| *m), text)
+}
+
+fn scenario(text: &str) -> Result<Scenario, String> {
+    by_name(Scenario::ALL.into_iter(), text)
+}
+
+fn main() -> Result<ExitCode> {
+    match Arguments::parse().command {
+        Command::Run { seed, seeds, steps, journal, mutant, jobs } => {
+            let seeds = seeds.unwrap_or_else(|| seed.map_or(0..0, |s| s..s + 1));
+            let options = Options { mutant, record: journal, steps, ..Options::default() };
+            Ok(run_seeds(seeds, &options, jobs.max(1)))
         }
-        _ => bail!("usage: virtfold-chaos janitor DATA"),
+        Command::CrashPoints { scenario } => Ok(crash_points(scenario)),
+        Command::Janitor { data } => {
+            let mut sink = Vec::new();
+            std::io::stdin().read_to_end(&mut sink).context("reading standard input")?;
+            chaos_tests::e2e::leaks::sweep(&data)?;
+            Ok(ExitCode::SUCCESS)
+        }
     }
+}
+
+#[derive(Default)]
+struct Sum {
+    done: u64,
+    steps: u64,
+    starts: u64,
+    bad: u64,
+    checks: BTreeMap<&'static str, u64>,
+    struck: BTreeMap<String, u64>,
+}
+
+fn run_seeds(seeds: Range<u64>, options: &Options, jobs: u64) -> ExitCode {
+    let began = Instant::now();
+    let total = seeds.end - seeds.start;
+    let next = AtomicU64::new(seeds.start);
+    let sum = Mutex::new(Sum::default());
+    std::thread::scope(|scope| {
+        for _ in 0..jobs.min(total) {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= seeds.end {
+                        return;
+                    }
+                    let outcome = run::seed(seed, options);
+                    tell(&outcome);
+                    let mut sum = sum.lock().unwrap_or_else(PoisonError::into_inner);
+                    add(&mut sum, &outcome);
+                    if sum.done.is_multiple_of(200) {
+                        eprintln!("{} of {total} seeds, {} violated", sum.done, sum.bad);
+                    }
+                }
+            });
+        }
+    });
+    let sum = sum.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let seconds = began.elapsed().as_secs_f64();
+    println!(
+        "{} seeds, {} violated, {} steps, {} domains, {seconds:.1} s, {:.0} steps/s",
+        sum.done,
+        sum.bad,
+        sum.steps,
+        sum.starts,
+        sum.steps as f64 / seconds
+    );
+    println!("faults that struck: {:?}", sum.struck);
+    if sum.bad > 0 {
+        println!("violated: {:?}", sum.checks);
+        return ExitCode::from(1);
+    }
+    ExitCode::SUCCESS
+}
+
+fn tell(outcome: &Outcome) {
+    let mut text = String::new();
+    for line in &outcome.log {
+        text += line;
+        text.push('\n');
+    }
+    for v in &outcome.violations {
+        text += &format!("seed {}: {} at {} ms: {} (faults: {})\n", outcome.seed, v.check, v.at, v.text, outcome.swarm);
+    }
+    if !outcome.log.is_empty() {
+        text += &format!("seed {}: hash {:016x}, {} steps\n", outcome.seed, outcome.hash, outcome.steps);
+    }
+    print!("{text}");
+}
+
+fn add(sum: &mut Sum, outcome: &Outcome) {
+    sum.done += 1;
+    sum.steps += outcome.steps;
+    sum.starts += u64::from(outcome.starts);
+    sum.bad += u64::from(!outcome.violations.is_empty());
+    for v in &outcome.violations {
+        *sum.checks.entry(v.check).or_default() += 1;
+    }
+    for (fault, n) in &outcome.struck {
+        *sum.struck.entry(fault.to_string()).or_default() += n;
+    }
+}
+
+fn crash_points(only: Option<Scenario>) -> ExitCode {
+    let mut bad = 0;
+    let mut all = 0;
+    for scenario in Scenario::ALL.into_iter().filter(|s| only.is_none_or(|o| o == *s)) {
+        let mut points = 0;
+        run::crash_points(scenario, |crashed| {
+            points += 1;
+            for v in &crashed.outcome.violations {
+                println!("{scenario:?} {:?}: {} at {} ms: {}", crashed.point, v.check, v.at, v.text);
+            }
+            bad += u32::from(!crashed.outcome.violations.is_empty());
+        });
+        println!("{scenario:?}: {points} crash points");
+        all += points;
+    }
+    println!("{all} crash points, {bad} violated");
+    if bad > 0 { ExitCode::from(1) } else { ExitCode::SUCCESS }
 }

@@ -1,9 +1,11 @@
 //! The rules of the repository, and end-to-end tests on real processes and guests.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod conformance;
 mod e2e;
 mod edges;
 mod guest;
 mod harness;
 mod kubernetes;
 mod tidy;
+mod world;

@@ -271,6 +271,10 @@ impl Hub {
             slot.name.clone_from(&facts.vmi_name);
             slot.running.store(facts.running, Ordering::Relaxed);
             slot.pod = Some(facts.clone());
+            if new {
+                // Else what becomes of a launcher that is never instructed would be told in the next session only.
+                self.introduce(&pod);
+            }
             if !known {
                 let vmi = VmiUid(facts.vmi_uid.clone());
                 self.step(&pod, Input::PodObserved { vmi: vmi.clone(), running: facts.running }).await;

@@ -18,7 +18,7 @@ use state::{
     journal::CellKind,
     node,
     object::{CommandId, Kind, ObjectRef, Settled},
-    observe::{ClaimView, NodeView, Object, VmiView},
+    observe::{ClaimView, NodeView, Object, PodView, VmView, VmiView},
     set,
     trace::Finished,
     vm::{ClusterConfig, Command, Fact, Input, Interest, NodeFact, Order, Report, Sight, Vm},
@@ -91,10 +91,14 @@ pub enum DriverError {
 
 /// What the driver works with.
 pub struct Parts {
+    /// Machines.
+    pub vms: Arc<Hub<VmView>>,
+    /// Instances, also for sets that begin to look at them.
+    pub vmis: Arc<Hub<VmiView>>,
+    /// Launcher pods.
+    pub pods: Arc<Hub<PodView>>,
     /// Claims, for cells that ask for one.
     pub claims: Arc<Hub<ClaimView>>,
-    /// Instances, for sets that begin to look at them.
-    pub vmis: Arc<Hub<VmiView>>,
     /// What the hubs have.
     pub queue: Arc<Queue>,
     /// Carries out writes and reads.
@@ -153,7 +157,12 @@ impl Driver {
             tokio::select! {
                 biased;
                 answer = answered.recv() => match answer {
-                    Some(Answer::Vm(key, id, result)) => d.input(key, Input::Settled { id, result }),
+                    Some(Answer::Vm(key, id, result)) => {
+                        if let Settled::Applied(Some(object)) = &result {
+                            d.note(&key, object);
+                        }
+                        d.input(key, Input::Settled { id, result });
+                    }
                     Some(Answer::Set(key, id, result)) => d.set(key, set::Input::Settled { id, result }),
                     Some(Answer::Node(name, id, result)) => d.node(name, node::Input::Settled { id, result }),
                     None => return DriverError::Closing,
@@ -179,6 +188,17 @@ impl Driver {
         let cell = self.vms.get(&question.key).map(|c| Box::new(c.machine.clone()));
         // Who asked may have lost patience.
         let _ = question.answer.send(cell);
+    }
+
+    /// What a cell learns from its own writes and reads, the caches have to know, or a list that lacks it would not be noticed.
+    fn note(&self, key: &Key, object: &Object) {
+        let r = object.reference();
+        match object {
+            Object::Vm(o) => self.parts.vms.note((**o).clone(), &r, None),
+            Object::Vmi(o) => self.parts.vmis.note((**o).clone(), &r, None),
+            Object::Pod(o) => self.parts.pods.note((**o).clone(), &r, Some(key.name.clone())),
+            Object::Claim(_) | Object::Revision(_) => {}
+        }
     }
 
     /// The clock, which never goes back.

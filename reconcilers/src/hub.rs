@@ -233,6 +233,8 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
 
 struct Cache<P> {
     objects: BTreeMap<Uid, Arc<Seen<P>>>,
+    /// Known by somebody's own write, and not by the watch yet.
+    noted: BTreeMap<Uid, Arc<Seen<P>>>,
     subscribers: Vec<Arc<Queue>>,
 }
 
@@ -280,7 +282,7 @@ impl<P: Watched> Hub<P> {
         events: impl Stream<Item = watcher::Result<watcher::Event<Seen<P>>>> + Send + 'static,
         quorum: Quorum,
     ) -> Self {
-        let cache = Arc::new(Mutex::new(Cache { objects: BTreeMap::new(), subscribers: vec![] }));
+        let cache = Arc::new(Mutex::new(Cache { objects: BTreeMap::new(), noted: BTreeMap::new(), subscribers: vec![] }));
         let (ready, synced) = watch::channel(false);
         let (back, went_back) = watch::channel(None);
         let hub = Self { cache: cache.clone(), synced, went_back };
@@ -349,6 +351,22 @@ impl<P: Watched> Hub<P> {
         lock(&self.cache).objects.values().filter(of).cloned().collect()
     }
 
+    /// Remembers what did not come by the watch yet (what a write returned), so that a list without it is noticed. Nobody is
+    /// told: who wrote knows, and everybody else hears of it by the watch.
+    pub fn note(&self, view: P, r: &ObjectRef, owner: Option<String>) {
+        let meta = kube::api::ObjectMeta {
+            name: Some(r.name.clone()),
+            namespace: Some(r.namespace.clone()).filter(|n| !n.is_empty()),
+            uid: Some(r.uid.0.clone()),
+            resource_version: Some(view.rv().to_string()),
+            ..Default::default()
+        };
+        let mut cache = lock(&self.cache);
+        if !cache.objects.contains_key(&r.uid) {
+            cache.noted.insert(r.uid.clone(), Arc::new(Seen { meta, owner, view }));
+        }
+    }
+
     /// An object by namespace and name.
     pub fn find(&self, namespace: &str, name: &str) -> Option<Arc<Seen<P>>> {
         let of = |o: &&Arc<Seen<P>>| {
@@ -372,19 +390,23 @@ impl<P: Watched> Cache<P> {
             return;
         }
         self.tell(&uid, &P::present(&o));
+        self.noted.remove(&uid);
         self.objects.insert(uid, o);
     }
 
     fn remove(&mut self, o: &Seen<P>) {
         let uid = o.view.uid();
         self.tell(&uid, &P::absent(o, true));
+        self.noted.remove(&uid);
         self.objects.remove(&uid);
     }
 
     fn replace(&mut self, listed: BTreeMap<Uid, Arc<Seen<P>>>) {
-        let vanished: Vec<_> = self.objects.keys().filter(|uid| !listed.contains_key(*uid)).cloned().collect();
+        let known = self.objects.keys().chain(self.noted.keys());
+        let vanished: Vec<_> = known.filter(|uid| !listed.contains_key(*uid)).cloned().collect();
+        let mut noted = std::mem::take(&mut self.noted);
         for uid in vanished {
-            if let Some(o) = self.objects.remove(&uid) {
+            if let Some(o) = self.objects.remove(&uid).or_else(|| noted.remove(&uid)) {
                 self.tell(&uid, &P::absent(&o, false));
             }
         }
@@ -456,6 +478,15 @@ mod tests {
         let late = Arc::new(Queue::default());
         hub.subscribe(late.clone());
         assert_eq!(drain(&late).await, ["3@11"]);
+        // What a write returned, and what the watch never showed: a list without it tells, too.
+        let written = vmi("c", "4", 12);
+        let r = reference(Kind::VirtualMachineInstance, &written.meta);
+        hub.note(written.view, &r, None);
+        for e in [Init, InitApply(vmi("a", "3", 11)), InitDone] {
+            tx.send(Ok(e)).unwrap();
+        }
+        tokio::task::yield_now().await;
+        assert_eq!(drain(&late).await, ["4 vanished"]);
     }
 
     #[tokio::test]

@@ -166,6 +166,16 @@ async fn settle(api: &Api<Lease>, instance: &LeaderInstance, r: kube::Result<Lea
     }
 }
 
+/// What became of a renewal.
+enum Renewal {
+    /// It is written.
+    Done,
+    /// The Lease is ours at another version than we knew.
+    Again,
+    /// It is somebody else's.
+    Lost,
+}
+
 impl Leadership {
     /// Renews until it is lost, and says why. The caller must stop deciding when this returns. Dropping the future stops
     /// renewing.
@@ -177,11 +187,12 @@ impl Leadership {
             loop {
                 let sent = Instant::now();
                 match self.renew().await {
-                    Ok(true) => {
+                    Ok(Renewal::Done) => {
                         self.until.send_replace(sent + self.config.duration);
                         break;
                     }
-                    Ok(false) => return LeaseError::Lost(name()),
+                    Ok(Renewal::Again) => continue,
+                    Ok(Renewal::Lost) => return LeaseError::Lost(name()),
                     Err(error) => {
                         tracing::warn!(%error, "cannot renew the lease");
                         if Instant::now() + self.config.renew_every >= deadline {
@@ -194,7 +205,7 @@ impl Leadership {
         }
     }
 
-    async fn renew(&self) -> kube::Result<bool> {
+    async fn renew(&self) -> kube::Result<Renewal> {
         let mut lease = self.lease.lock().await;
         let mut renewed = lease.clone();
         if let Some(spec) = &mut renewed.spec {
@@ -203,19 +214,22 @@ impl Leadership {
         match self.api.replace(&self.config.name, &PostParams::default(), &renewed).await {
             Ok(written) => {
                 *lease = written;
-                Ok(true)
+                Ok(Renewal::Done)
             }
             Err(kube::Error::Api(s)) if s.code == 409 || s.code == 404 => {
-                // Our own earlier renewal may have been written and its reply lost; labels may have changed.
+                // Our own earlier renewal may have been written and its reply lost; labels may have changed. That one counts
+                // from when it was sent, which was earlier: nothing is renewed by having read it.
                 let found = self.api.get_opt(&self.config.name).await?;
                 let ours = found.filter(|l| {
                     l.spec.as_ref().and_then(|s| s.holder_identity.as_deref()) == Some(self.instance.as_str())
                 });
-                let still = ours.is_some();
-                if let Some(found) = ours {
-                    *lease = found;
+                match ours {
+                    Some(found) => {
+                        *lease = found;
+                        Ok(Renewal::Again)
+                    }
+                    None => Ok(Renewal::Lost),
                 }
-                Ok(still)
             }
             Err(error) => Err(error),
         }

@@ -86,10 +86,10 @@ pub async fn run(config: Config) -> Result<(), Error> {
     state::template::set_key(key);
     let client = &config.client;
     let launchers = format!("{}={}", api::names::LABEL_APP, api::names::APP_LAUNCHER);
-    let vms = Hub::<VmView>::start(client.clone(), "");
+    let vms = Arc::new(Hub::<VmView>::start(client.clone(), ""));
     let vmis = Arc::new(Hub::<VmiView>::start(client.clone(), ""));
     let sets = Hub::<SetView>::start(client.clone(), "");
-    let pods = Hub::<PodView>::start(client.clone(), &launchers);
+    let pods = Arc::new(Hub::<PodView>::start(client.clone(), &launchers));
     let claims = Arc::new(Hub::<ClaimView>::start(client.clone(), ""));
     let nodes = Hub::<NodeView>::start(client.clone(), "");
 
@@ -125,8 +125,10 @@ pub async fn run(config: Config) -> Result<(), Error> {
     sets.subscribe(queue.clone());
     let doubts = (claims.clone(), vmis.clone());
     let parts = driver::Parts {
-        claims,
+        vms: vms.clone(),
         vmis,
+        pods: pods.clone(),
+        claims,
         queue,
         executor: executor::Executor::new(client.clone(), until),
         sessions: sessions.clone(),

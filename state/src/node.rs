@@ -1,7 +1,7 @@
 //! The Node cell: is a node alive, can its agent be asked, is it fenced, may launchers be placed there?
 //!
-//! It owns one thing in the API: it takes the label `kubevirt.io/schedulable` away from a node whose agent cannot be asked.
-//! The agent sets it. What it finds out goes to the Vm cells as a [`NodeFact`].
+//! It owns one thing in the API: it takes the label `kubevirt.io/schedulable` away from a node whose agent cannot be asked,
+//! and gives it back to one whose agent answers. The agent sets it at first. What it finds out goes to the Vm cells as a [`NodeFact`].
 
 use crate::{
     Event, Machine, Millis, NodeName, Timestamp, Uid,
@@ -146,7 +146,11 @@ impl Node {
         let mut wake = None;
         if let Some(view) = self.node.get().cloned() {
             let silent = self.silent_since.map(|t| t.after(SILENCE));
-            let dead = view.ready == Some(false) || silent.is_some_and(|t| self.now >= t);
+            let answers = self.session.is_some();
+            // A node that is not ready gets no pods anyway; one whose agent answers keeps its label.
+            let dead = !answers && (view.ready == Some(false) || silent.is_some_and(|t| self.now >= t));
+            // The label that this cell took away, perhaps by a write that landed late: the agent asserts it but once.
+            let back = answers && view.schedulable == Some(false);
             wake = silent.filter(|t| *t > self.now && view.schedulable == Some(true));
             let target = ObjectRef {
                 kind: Kind::Node,
@@ -161,10 +165,11 @@ impl Node {
             } else if suspect && self.fact().fenced.is_none() && !confirmed {
                 let id = self.id();
                 out.push(Command::Confirm { id, target });
-            } else if dead && view.schedulable == Some(true) {
-                let body = json!({"metadata": {"uid": view.meta.uid, "labels": {names::LABEL_SCHEDULABLE: "false"}}});
+            } else if back || (dead && view.schedulable == Some(true)) {
+                let (value, why) = if back { ("true", "schedulable") } else { ("false", "unschedulable") };
+                let body = json!({"metadata": {"uid": view.meta.uid, "labels": {names::LABEL_SCHEDULABLE: value}}});
                 let id = self.id();
-                let patch = Patch { target, status: false, class: Class::Urgent, why: "unschedulable".into(), body };
+                let patch = Patch { target, status: false, class: Class::Urgent, why: why.into(), body };
                 out.push(Command::Patch { id, patch });
             }
         }

@@ -157,7 +157,8 @@ impl Vm {
         };
         wants.extend(claims.iter().cloned().map(Interest::Claim));
         wants.extend(self.node_name().map(Interest::Node));
-        // The node of the domain that is over must still hear that its outcome is recorded.
+        // The node of a domain that is over must still hear that its outcome is recorded.
+        wants.extend(self.outcomes.values().map(|(node, _)| Interest::Node(node.clone())));
         wants
     }
 

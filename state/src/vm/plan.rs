@@ -113,6 +113,10 @@ impl Vm {
                 let id = self.issue(At::Vmi, What::CreateVmi);
                 out.push(Command::Create { id, recipe, source, target });
             }
+            // Made from a newer machine than the one that we see: the wish may be an old one.
+            Wish::Stop if self.own_vmi().and_then(|v| v.vm_generation).is_some_and(|g| g > vm.generation) => {
+                self.vm.doubt();
+            }
             Wish::Stop => {
                 // What follows from this VMI (a rerun, a failed start) must be in the VM's status before it goes.
                 let rerun_pending =

@@ -83,6 +83,23 @@ impl Vm {
     /// The requests as they should stand: what is done is taken off, a failed run of RerunOnFailure appended.
     pub(super) fn requests(&self, vm: &VmView) -> Vec<Request> {
         let mut q = vm.status.state_change_requests.clone();
+        match vm.strategy {
+            // Who halts a machine overrides the starts that were asked for before; else the rest of a restart would undo it.
+            // A halted machine cannot be asked to restart, so a Start behind a Stop is older than that.
+            Strategy::Halted => {
+                let before = vm.status.run_strategy.as_deref().is_some_and(|s| s != "Halted");
+                if before || q.first().is_some_and(|r| r.action == "Stop") {
+                    q.retain(|r| r.action != "Start");
+                }
+            }
+            // It takes no requests: these are of another strategy that it had.
+            Strategy::Once => q.clear(),
+            Strategy::Always
+            | Strategy::RerunOnFailure
+            | Strategy::Manual
+            | Strategy::WaitAsReceiver
+            | Strategy::Invalid => {}
+        }
         let vmi = self.own_vmi();
         while let Some(head) = q.first() {
             let done = match (head.action.as_str(), vmi) {
@@ -134,9 +151,8 @@ impl Vm {
         if vmi.was(Phase::Running) {
             return None;
         }
-        // Deleted before it ran: somebody changed their mind, nothing failed. (One that failed is counted before we delete it.)
-        let recalled = vmi.meta.deleting.is_some();
-        if !vmi.phase.is_final() || recalled || old.as_ref().is_some_and(|o| o.last_failed_vmi_uid == vmi.meta.uid.0) {
+        let counted = old.as_ref().is_some_and(|o| o.last_failed_vmi_uid == vmi.meta.uid.0);
+        if !vmi.phase.is_final() || counted || is_stopped(vm, vmi) {
             return old;
         }
         let n = old.map_or(0, |o| o.consecutive_fail_count).saturating_add(1);
@@ -151,6 +167,12 @@ impl Vm {
     fn not_before(&self, vm: &VmView) -> Option<Timestamp> {
         self.start_failure(vm)?.retry_after_timestamp.as_deref().and_then(Timestamp::parse)
     }
+}
+
+/// The VMI ended because it was to be stopped: that is no failed start. (A failed start is counted before its VMI is deleted.)
+fn is_stopped(vm: &VmView, vmi: &VmiView) -> bool {
+    let asked = |r: &Request| r.action == "Stop" && r.uid.as_deref() == Some(vmi.meta.uid.as_str());
+    vmi.meta.deleting.is_some() || vm.status.state_change_requests.iter().any(asked)
 }
 
 /// Pause after the n-th failed start in a row: `min(300, 10 n² + jitter)` seconds, jitter below `5 n²` seconds, derived from

@@ -1,0 +1,730 @@
+//! The driver of the real Vm and Node cells, as `reconcilers/` has it: turns what is heard into events, steps, and hands
+//! the commands on. It contains no decision.
+
+use super::{
+    Action, World,
+    api::{Said, Then, Verb},
+    mutants::Mutant,
+    server::{Res, Seen},
+    session::Down,
+    swarm::Fault,
+};
+use embedded::semantics::{Status, write::Part};
+use serde_json::json;
+use state::{
+    Event, Key, Machine, Millis, NodeName, PodUid, ResourceVersion, Timestamp, Uid,
+    domain::{AckResult, Domain, Outcome},
+    node,
+    object::{CommandId, Kind, ObjectRef, Refusal, Settled},
+    observe::{NodeView, Object},
+    vm::{ClusterConfig, Command, Fact, Input, Interest, NodeFact, Order, Patch, Recipe, Report, Sight, Source, Vm},
+};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    rc::Rc,
+};
+
+/// Which cell.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum CellId {
+    /// A VM or bare VMI.
+    Vm(Key),
+    /// A node.
+    Node(NodeName),
+}
+
+/// One thing that the driver hears from the caches.
+#[derive(Debug, Clone)]
+pub(super) enum Entry {
+    Vm(Key, Sight),
+    Node(Box<NodeView>),
+    NodeGone(NodeName, Uid),
+}
+
+struct VmCell {
+    machine: Vm,
+    interests: BTreeSet<Interest>,
+}
+
+struct NodeCell {
+    machine: node::Node,
+    told: Option<NodeFact>,
+    inventory: Option<(u64, bool, ResourceVersion)>,
+    domains: BTreeMap<PodUid, (Key, Domain)>,
+    outcomes: BTreeMap<PodUid, (Key, Outcome)>,
+}
+
+/// The way to a node's agent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Link {
+    /// Nothing yet, or it waits to dial again.
+    Idle,
+    /// Hello is on its way.
+    Dialing(u64),
+    /// A session stands.
+    Open(u64),
+}
+
+/// What a leader has beyond a standby.
+#[derive(Default)]
+pub(super) struct Driver {
+    vms: BTreeMap<Key, VmCell>,
+    nodes: BTreeMap<NodeName, NodeCell>,
+    interested: BTreeMap<(String, Interest), BTreeSet<Key>>,
+    deadlines: BTreeSet<(u64, CellId)>,
+    armed: BTreeMap<CellId, u64>,
+    waiting: BTreeMap<(NodeName, String), (Key, CommandId)>,
+    inputs: VecDeque<(Key, Input)>,
+    order: VecDeque<(Res, String)>,
+    entries: BTreeMap<(Res, String), Entry>,
+    driving: bool,
+    pub(super) links: BTreeMap<NodeName, Link>,
+    retry: BTreeMap<NodeName, u64>,
+    numbers: u64,
+}
+
+fn empty<O>() -> Settled<O> {
+    Settled::Unknown
+}
+
+/// Classifies an answer, as the executor does.
+fn settled<O>(said: &Said, read: impl Fn(&Seen) -> Option<O>) -> Settled<O> {
+    match said {
+        Said::Object(o) => Settled::Applied(read(o)),
+        Said::Deleted => Settled::Gone,
+        Said::Silence => empty(),
+        Said::Status(s) => match s.code {
+            404 => Settled::Gone,
+            409 => Settled::Conflict,
+            429 | 503 => Settled::Busy { after: Millis(1000) },
+            code @ 400..=499 if code != 410 => {
+                let message = if code == 422 { "is invalid".into() } else { s.message.clone() };
+                Settled::Refused(Refusal { code, reason: s.reason.to_string(), message })
+            }
+            _ => empty(),
+        },
+    }
+}
+
+fn object(seen: &Seen) -> Option<Object> {
+    seen.object().cloned()
+}
+
+fn reference(seen: &Seen) -> Option<ObjectRef> {
+    Some(ObjectRef {
+        kind: seen.res.kind()?,
+        namespace: seen.namespace().into(),
+        name: seen.name().into(),
+        uid: seen.uid().into(),
+    })
+}
+
+/// The cell that an object belongs to: that of its name, of a pod that of its owner.
+fn cell_of(seen: &Seen) -> Key {
+    let name = if seen.res == Res::Pod { seen.owner().map_or("", |(_, n, _)| n) } else { seen.name() };
+    Key::new(seen.namespace(), name)
+}
+
+pub(super) fn present(seen: &Seen) -> Option<Entry> {
+    if seen.res == Res::Node {
+        return Some(Entry::Node(Box::new(seen.node()?.clone())));
+    }
+    Some(Entry::Vm(cell_of(seen), Sight::Present(object(seen)?)))
+}
+
+pub(super) fn absent(seen: &Seen, deleted: bool) -> Option<Entry> {
+    if seen.res == Res::Node {
+        return Some(Entry::NodeGone(seen.name().into(), seen.uid().into()));
+    }
+    let r = reference(seen)?;
+    Some(Entry::Vm(cell_of(seen), if deleted { Sight::Gone(r) } else { Sight::Vanished(r) }))
+}
+
+fn namespace(key: &Key, interest: &Interest) -> String {
+    match interest {
+        Interest::Claim(_) => key.namespace.clone(),
+        Interest::Node(_) => String::new(),
+    }
+}
+
+impl World {
+    /// Puts an entry into the coalescing queue: of one object the newest wins, two objects of one name never meet.
+    pub(super) fn enqueue(&mut self, c: usize, seen: &Seen, entry: Option<Entry>) {
+        let id = (seen.res, seen.uid().to_owned());
+        let me = self.proc_of(c);
+        let Some(d) = self.driver(c) else { return };
+        let Some(entry) = entry else { return };
+        if d.entries.insert(id.clone(), entry).is_none() {
+            d.order.push_back(id);
+        }
+        if !d.driving {
+            d.driving = true;
+            let pause = self.dice.below(3);
+            self.after(pause, Action::Drive(me));
+        }
+    }
+
+    /// Takes one entry off the queue.
+    pub(super) fn drive(&mut self, c: usize) {
+        let Some(d) = self.driver(c) else { return };
+        d.driving = false;
+        let Some(entry) = d.order.pop_front().and_then(|id| d.entries.remove(&id)) else { return };
+        let more = !d.order.is_empty();
+        d.driving = more;
+        if more {
+            let pause = self.dice.below(2);
+            let me = self.proc_of(c);
+            self.after(pause, Action::Drive(me));
+        }
+        match entry {
+            Entry::Vm(key, sight) => {
+                let kind = match &sight {
+                    Sight::Present(o) => o.reference().kind,
+                    Sight::Gone(r) | Sight::Vanished(r) => r.kind,
+                };
+                if kind == Kind::PersistentVolumeClaim {
+                    let interest = (key.namespace.clone(), Interest::Claim(key.name));
+                    self.tell(c, &interest, &Input::Observed(sight));
+                } else {
+                    self.input(c, key, Input::Observed(sight));
+                }
+            }
+            Entry::Node(view) => {
+                let name = NodeName(view.meta.name.clone());
+                self.node_step(c, &name, node::Input::Observed { node: *view, live: false });
+            }
+            Entry::NodeGone(name, uid) => self.node_step(c, &name, node::Input::Gone(uid)),
+        }
+        self.drain(c);
+    }
+
+    /// Deadlines that have come.
+    pub(super) fn elapse(&mut self, c: usize) {
+        let now = self.now;
+        loop {
+            let Some(d) = self.driver(c) else { return };
+            let Some((at, cell)) = d.deadlines.first().cloned().filter(|(at, _)| *at <= now) else { break };
+            d.deadlines.remove(&(at, cell.clone()));
+            d.armed.remove(&cell);
+            if self.is(Mutant::WakesLost) {
+                continue;
+            }
+            match cell {
+                CellId::Vm(key) => self.input(c, key, Input::Elapsed),
+                CellId::Node(name) => self.node_step(c, &name, node::Input::Elapsed),
+            }
+        }
+        self.drain(c);
+    }
+
+    fn arm(&mut self, c: usize, cell: CellId, at: u64) {
+        let me = self.proc_of(c);
+        let Some(d) = self.driver(c) else { return };
+        d.disarm(&cell);
+        d.armed.insert(cell.clone(), at);
+        d.deadlines.insert((at, cell));
+        let wait = at.saturating_sub(self.now);
+        self.after(wait, Action::Wake(me));
+    }
+
+    fn input(&mut self, c: usize, key: Key, input: Input) {
+        if let Some(d) = self.driver(c) {
+            d.inputs.push_back((key, input));
+        }
+    }
+
+    fn tell(&mut self, c: usize, interest: &(String, Interest), input: &Input) {
+        if let Some(d) = self.driver(c) {
+            let keys: Vec<Key> = d.interested.get(interest).into_iter().flatten().cloned().collect();
+            d.inputs.extend(keys.into_iter().map(|k| (k, input.clone())));
+        }
+    }
+
+    pub(super) fn drain(&mut self, c: usize) {
+        while let Some((key, input)) = self.driver(c).and_then(|d| d.inputs.pop_front()) {
+            self.step(c, &key, input);
+        }
+    }
+
+    fn step(&mut self, c: usize, key: &Key, input: Input) {
+        let at = Timestamp(self.now);
+        let input = self.bend(input);
+        let Some(d) = self.driver(c) else { return };
+        if !d.vms.contains_key(key) {
+            match &input {
+                Input::Observed(Sight::Present(_)) | Input::Reported(_) => {}
+                Input::Observed(Sight::Gone(_) | Sight::Vanished(_))
+                | Input::Settled { .. }
+                | Input::Elapsed
+                | Input::Configured(_) => return,
+            }
+            let mut cell = VmCell { machine: Vm::new(key.clone()), interests: BTreeSet::new() };
+            let configured = Event::new(at, Input::Configured(Fact::Cluster(ClusterConfig::default())));
+            let commands = cell.machine.step(&configured);
+            d.vms.insert(key.clone(), cell);
+            self.steps += 1;
+            self.carry_out(c, key, commands);
+        }
+        let Some(cell) = self.driver(c).and_then(|d| d.vms.get_mut(key)) else { return };
+        let event = Event::new(at, input);
+        let commands = cell.machine.step(&event);
+        cell.machine.take_steps();
+        let interests = cell.machine.interests();
+        let empty = cell.machine.is_empty();
+        let changed = interests != cell.interests || empty;
+        let old = if changed { std::mem::replace(&mut cell.interests, interests.clone()) } else { BTreeSet::new() };
+        self.steps += 1;
+        self.mark(&[3, c as u64, commands.len() as u64]);
+        self.say(|| {
+            let out: Vec<String> = commands.iter().map(brief).collect();
+            format!("controller {c} {key}: {} => {}", told(&event.input), out.join(" | "))
+        });
+        if changed {
+            self.reinterest(c, key, &old, if empty { BTreeSet::new() } else { interests });
+        }
+        self.carry_out(c, key, commands);
+        if empty && let Some(d) = self.driver(c) {
+            d.vms.remove(key);
+            d.disarm(&CellId::Vm(key.clone()));
+        }
+    }
+
+    fn reinterest(&mut self, c: usize, key: &Key, old: &BTreeSet<Interest>, new: BTreeSet<Interest>) {
+        for gone in old.difference(&new) {
+            let id = (namespace(key, gone), gone.clone());
+            if let Some(d) = self.driver(c)
+                && let Some(keys) = d.interested.get_mut(&id)
+            {
+                keys.remove(key);
+                if keys.is_empty() {
+                    d.interested.remove(&id);
+                }
+            }
+        }
+        for fresh in new.difference(old) {
+            let Some(x) = self.controllers.get_mut(c) else { return };
+            let Some(d) = &mut x.driver else { return };
+            d.interested.entry((namespace(key, fresh), fresh.clone())).or_default().insert(key.clone());
+            match fresh {
+                Interest::Claim(name) => {
+                    let of = |o: &&Rc<Seen>| o.name() == name && o.namespace() == key.namespace;
+                    let found = x.caches.get(&Res::Claim).and_then(|k| k.objects.values().find(of));
+                    let sight = match found.and_then(|o| object(o)) {
+                        Some(o) => Sight::Present(o),
+                        None => Sight::Gone(ObjectRef {
+                            kind: Kind::PersistentVolumeClaim,
+                            namespace: key.namespace.clone(),
+                            name: name.clone(),
+                            uid: Uid::default(),
+                        }),
+                    };
+                    d.inputs.push_back((key.clone(), Input::Observed(sight)));
+                }
+                Interest::Node(name) => d.node_levels(key, name),
+            }
+        }
+    }
+
+    fn carry_out(&mut self, c: usize, key: &Key, commands: Vec<Command>) {
+        for command in commands {
+            if self.controllers[c].driver.is_none() {
+                return;
+            }
+            let me = self.proc_of(c);
+            let leads = self.controllers[c].leads(self.now);
+            let cell = CellId::Vm(key.clone());
+            match command {
+                Command::Wake { at } => self.arm(c, cell, at.0),
+                Command::Note(note) => {
+                    *self.ghost.notes.entry(note.reason).or_default() += 1;
+                }
+                Command::Instruct { id, node, order } => self.instruct(c, key, id, &node, order),
+                Command::Create { id, .. }
+                | Command::Patch { id, .. }
+                | Command::Delete { id, .. }
+                | Command::Confirm { id, .. }
+                    if !leads =>
+                {
+                    let result = Settled::Busy { after: Millis(1000) };
+                    self.after(1, Action::Settled(me, cell, id, Box::new(result)));
+                }
+                Command::Create { id, recipe, source, target } => {
+                    let get = Verb::Get(
+                        Res::of(source.object.kind),
+                        source.object.namespace.clone(),
+                        source.object.name.clone(),
+                    );
+                    self.call(me, get, Then::Render(key.clone(), id, recipe, source, target));
+                }
+                Command::Patch { id, patch } => self.patch(c, cell, id, patch),
+                Command::Delete { id, target } => {
+                    self.observe_delete(&target);
+                    let res = Res::of(target.kind);
+                    let verb = Verb::delete(res, &target.namespace, &target.name, target.uid.as_str());
+                    self.write(c, verb, Then::Settle(cell, id));
+                }
+                Command::Confirm { id, target } => {
+                    let get = Verb::Get(Res::of(target.kind), target.namespace, target.name);
+                    self.call(me, get, Then::Settle(cell, id));
+                }
+            }
+        }
+    }
+
+    fn patch(&mut self, c: usize, cell: CellId, id: CommandId, mut patch: Patch) {
+        if self.is(Mutant::NoPreconditions)
+            && let Some(m) = patch.body.get_mut("metadata").and_then(serde_json::Value::as_object_mut)
+        {
+            m.remove("resourceVersion");
+        }
+        let t = &patch.target;
+        let part = if patch.status { Part::Status } else { Part::Main };
+        *self.ghost.whys.entry(format!("{} {}", t.kind.name(), patch.why)).or_default() += 1;
+        let verb = Verb::merge(Res::of(t.kind), &t.namespace, &t.name, part, patch.body);
+        self.write(c, verb, Then::Settle(cell, id));
+    }
+
+    /// An effect: a place where a controller may die, before or after.
+    fn write(&mut self, c: usize, verb: Verb, then: Then) {
+        let me = self.proc_of(c);
+        let fate = self.effect(me);
+        if fate.happens {
+            self.call(me, verb, then);
+        }
+        if fate.dies {
+            self.crash_controller(c, "it was meant to, at this effect");
+        }
+    }
+
+    fn instruct(&mut self, c: usize, key: &Key, id: CommandId, node: &NodeName, order: Order) {
+        let me = self.proc_of(c);
+        match order {
+            Order::Acknowledge { pod, seq } => {
+                if let Some(cell) = self.driver(c).and_then(|d| d.nodes.get_mut(node)) {
+                    cell.outcomes.remove(&pod);
+                }
+                let fate = self.effect(me);
+                let sent = fate.happens && self.send_down(c, node, Down::OutcomeAck { pod, seq });
+                let result = if sent { Settled::Applied(None) } else { Settled::Unknown };
+                self.after(1, Action::Settled(me, CellId::Vm(key.clone()), id, Box::new(result)));
+                if fate.dies {
+                    self.crash_controller(c, "it was meant to, at this effect");
+                }
+            }
+            Order::Do(instruction) => {
+                let get = Verb::Get(Res::Vmi, key.namespace.clone(), key.name.clone());
+                self.call(me, get, Then::Instruct(key.clone(), id, node.clone(), instruction));
+            }
+        }
+    }
+
+    /// A command has ended.
+    pub(super) fn settle(&mut self, c: usize, cell: CellId, id: CommandId, result: Settled<Object>) {
+        match cell {
+            CellId::Vm(key) => self.input(c, key, Input::Settled { id, result }),
+            CellId::Node(_) => {}
+        }
+        self.drain(c);
+    }
+
+    /// An answer of the API server that is not about the Lease.
+    pub(super) fn controller_answer(&mut self, c: usize, then: Then, said: &Said) {
+        if self.driver(c).is_none() {
+            return;
+        }
+        match then {
+            Then::Settle(CellId::Vm(key), id) => {
+                if let Said::Object(o) = said {
+                    self.controllers[c].note(o);
+                }
+                let result = settled(said, object);
+                self.settle(c, CellId::Vm(key), id, result);
+            }
+            Then::Settle(CellId::Node(name), id) => {
+                let result = settled(said, |o| o.node().cloned());
+                self.node_step(c, &name, node::Input::Settled { id, result });
+                self.drain(c);
+            }
+            Then::Render(key, id, recipe, source, target) => self.rendered(c, key, id, &recipe, &source, target, said),
+            Then::Instruct(key, id, node, instruction) => {
+                let vmi = match said {
+                    Said::Object(o) if o.uid() == instruction.vmi.as_str() => Ok(o.clone()),
+                    Said::Object(_) => Err(Settled::Gone),
+                    other => Err(settled(other, object)),
+                };
+                let me = self.proc_of(c);
+                let cell = CellId::Vm(key.clone());
+                let vmi = match vmi {
+                    Ok(vmi) if self.controllers[c].leads(self.now) => vmi,
+                    Ok(_) => return self.settle(c, cell, id, Settled::Unknown),
+                    Err(result) => return self.settle(c, cell, id, result),
+                };
+                let fate = self.effect(me);
+                let epoch = self.controllers[c].epoch.unwrap_or_default();
+                let slot = (node.clone(), instruction.id.to_string());
+                if let Some(d) = self.driver(c) {
+                    d.waiting.insert(slot.clone(), (key, id));
+                }
+                let down = Down::Instruct { epoch, instruction, vmi };
+                if !(fate.happens && self.send_down(c, &node, down)) {
+                    if let Some(d) = self.driver(c) {
+                        d.waiting.remove(&slot);
+                    }
+                    self.settle(c, cell, id, Settled::Unknown);
+                }
+                if fate.dies {
+                    self.crash_controller(c, "it was meant to, at this effect");
+                }
+            }
+            Then::LeaseRead(_)
+            | Then::LeaseTaken(_)
+            | Then::LeaseRenewed(_)
+            | Then::LeaseReread
+            | Then::Judge(_)
+            | Then::Confirm(_)
+            | Then::Unpaused(..) => {}
+        }
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn rendered(
+        &mut self,
+        c: usize,
+        key: Key,
+        id: CommandId,
+        recipe: &Recipe,
+        source: &Source,
+        target: ObjectRef,
+        said: &Said,
+    ) {
+        let cell = CellId::Vm(key);
+        let raw = match said {
+            Said::Object(o) if o.uid() == source.object.uid.as_str() && o.revision == source.rv.0 => o,
+            Said::Object(_) => return self.settle(c, cell, id, Settled::Conflict),
+            other => {
+                let result = settled(other, object);
+                return self.settle(c, cell, id, result);
+            }
+        };
+        if let Recipe::Vmi { vm, .. } = recipe {
+            self.observe_creation(vm.as_str(), source.rv.0);
+        }
+        match state::render::render(recipe, &target, &raw.value) {
+            Ok(mut body) => {
+                if self.is(Mutant::RandomPodName) && target.kind == Kind::Pod {
+                    let suffix = self.dice.below(1 << 32);
+                    body["metadata"]["name"] = json!(format!("{}-{suffix:x}", target.name));
+                }
+                let verb = Verb::Create(Res::of(target.kind), target.namespace, body);
+                self.write(c, verb, Then::Settle(cell, id));
+            }
+            Err(e) => {
+                let message = e.to_string();
+                let refused = Refusal { code: 500, reason: "Unreadable".into(), message };
+                self.settle(c, cell, id, Settled::Refused(refused));
+            }
+        }
+    }
+
+    // --- Node cells and what agents say ---
+
+    pub(super) fn node_step(&mut self, c: usize, name: &NodeName, input: node::Input) {
+        let at = Timestamp(self.now);
+        let Some(d) = self.driver(c) else { return };
+        let cell = d.nodes.entry(name.clone()).or_insert_with(|| NodeCell {
+            machine: node::Node::new(name.clone()),
+            told: None,
+            inventory: None,
+            domains: BTreeMap::new(),
+            outcomes: BTreeMap::new(),
+        });
+        let commands = cell.machine.step(&Event::new(at, input));
+        let fact = cell.machine.fact();
+        let changed = cell.told.as_ref() != Some(&fact);
+        cell.told = Some(fact.clone());
+        let reachable = cell.machine.agent_address().is_some();
+        self.steps += 1;
+        self.mark(&[4, c as u64, commands.len() as u64]);
+        self.follow_address(c, name, reachable);
+        if changed {
+            self.say(|| format!("controller {c} node {name}: {fact:?}"));
+            self.tell(c, &(String::new(), Interest::Node(name.clone())), &Input::Configured(Fact::Node(fact)));
+        }
+        let me = self.proc_of(c);
+        for command in commands {
+            let cell = CellId::Node(name.clone());
+            match command {
+                Command::Wake { at } => self.arm(c, cell, at.0),
+                Command::Patch { id, patch } => {
+                    if self.controllers[c].leads(self.now) {
+                        self.patch(c, cell, id, patch);
+                    } else {
+                        let busy = Said::Status(Status::too_many_requests("", 1));
+                        self.after(1, Action::Answer(me, Then::Settle(cell, id), busy));
+                    }
+                }
+                Command::Confirm { id, target } => {
+                    let get = Verb::Get(Res::Node, String::new(), target.name);
+                    self.call(me, get, Then::Settle(cell, id));
+                }
+                Command::Note(_) | Command::Create { .. } | Command::Delete { .. } | Command::Instruct { .. } => {}
+            }
+        }
+    }
+
+    /// A node says where its agent listens, or that there is none any more.
+    fn follow_address(&mut self, c: usize, name: &NodeName, reachable: bool) {
+        let me = self.proc_of(c);
+        let Some(d) = self.driver(c) else { return };
+        match (reachable, d.links.get(name).copied()) {
+            (true, None) => {
+                d.links.insert(name.clone(), Link::Idle);
+                self.after(1, Action::Dial(me, name.clone()));
+            }
+            (false, Some(link)) => {
+                d.links.remove(name);
+                if let Link::Open(id) | Link::Dialing(id) = link {
+                    self.cut(id);
+                }
+            }
+            (true, Some(_)) | (false, None) => {}
+        }
+    }
+
+    /// Dials again after a pause that doubles.
+    pub(super) fn dial_later(&mut self, c: usize, node: &NodeName) {
+        let me = self.proc_of(c);
+        let Some(d) = self.driver(c) else { return };
+        let Some(link) = d.links.get_mut(node) else { return };
+        *link = Link::Idle;
+        let wait = *d.retry.get(node).unwrap_or(&200);
+        d.retry.insert(node.clone(), (wait * 2).min(5000));
+        self.after(wait, Action::Dial(me, node.clone()));
+    }
+
+    /// A session has opened: its number, unique in this life.
+    pub(super) fn session_opened(&mut self, c: usize, node: &NodeName, id: u64) -> Option<u64> {
+        let d = self.driver(c)?;
+        d.numbers += 1;
+        let number = d.numbers;
+        d.links.insert(node.clone(), Link::Open(id));
+        d.retry.remove(node);
+        self.node_step(c, node, node::Input::Session(Some(number)));
+        if let Some(cell) = self.driver(c)?.nodes.get_mut(node) {
+            cell.domains.clear();
+        }
+        Some(number)
+    }
+
+    /// A session has ended.
+    pub(super) fn session_closed(&mut self, c: usize, node: &NodeName, number: u64) {
+        let Some(d) = self.driver(c) else { return };
+        let ours = d.nodes.get(node).is_some_and(|n| n.machine.fact().session == Some(number));
+        let broken: Vec<_> = d.waiting.keys().filter(|(n, _)| n == node).cloned().collect();
+        for slot in broken {
+            if let Some((key, id)) = d.waiting.remove(&slot) {
+                d.inputs.push_back((key, Input::Settled { id, result: Settled::Unknown }));
+            }
+        }
+        if ours {
+            self.node_step(c, node, node::Input::Session(None));
+        }
+        self.dial_later(c, node);
+        self.drain(c);
+    }
+
+    pub(super) fn heard_inventory(&mut self, c: usize, node: &NodeName, number: u64, complete: bool, rv: u64) {
+        let reflector_rv = ResourceVersion(rv);
+        if let Some(cell) = self.driver(c).and_then(|d| d.nodes.get_mut(node)) {
+            cell.inventory = Some((number, complete, reflector_rv));
+        }
+        let report = Report::Inventory { node: node.clone(), session: number, complete, reflector_rv };
+        self.tell(c, &(String::new(), Interest::Node(node.clone())), &Input::Reported(report));
+        self.drain(c);
+    }
+
+    pub(super) fn heard_domain(&mut self, c: usize, node: &NodeName, key: Key, domain: Domain) {
+        if let Some(cell) = self.driver(c).and_then(|d| d.nodes.get_mut(node)) {
+            cell.domains.insert(domain.pod.clone(), (key.clone(), domain.clone()));
+        }
+        self.input(c, key, Input::Reported(Report::Domain { node: node.clone(), domain }));
+    }
+
+    pub(super) fn heard_outcome(&mut self, c: usize, node: &NodeName, key: Key, outcome: Outcome) {
+        if let Some(cell) = self.driver(c).and_then(|d| d.nodes.get_mut(node)) {
+            cell.outcomes.insert(outcome.pod.clone(), (key.clone(), outcome.clone()));
+        }
+        self.input(c, key, Input::Reported(Report::Outcome { node: node.clone(), outcome }));
+    }
+
+    pub(super) fn heard_ack(&mut self, c: usize, node: &NodeName, id: &str, result: AckResult) {
+        let slot = (node.clone(), id.to_owned());
+        if let Some((key, id)) = self.driver(c).and_then(|d| d.waiting.remove(&slot)) {
+            self.input(c, key, Input::Settled { id, result: Settled::Acked(result) });
+        }
+        self.drain(c);
+    }
+
+    /// Keys of the leader's Vm cells and what they wait for.
+    pub(super) fn waits(&self, c: usize) -> Vec<String> {
+        let cells = self.controllers.get(c).and_then(|x| x.driver.as_ref()).into_iter().flat_map(|d| &d.vms);
+        cells.map(|(k, cell)| format!("{k}: {:?}", cell.machine.waits())).collect()
+    }
+
+    /// Slower than usual, now and then.
+    pub(super) fn hiccup(&mut self) -> u64 {
+        if self.hit(Fault::Slow) { self.dice.between(1, 3000) } else { self.dice.between(1, 10) }
+    }
+}
+
+impl Driver {
+    fn disarm(&mut self, cell: &CellId) {
+        if let Some(at) = self.armed.remove(cell) {
+            self.deadlines.remove(&(at, cell.clone()));
+        }
+    }
+
+    /// The present levels of a node, for a cell that has just become interested.
+    fn node_levels(&mut self, key: &Key, name: &NodeName) {
+        let Some(cell) = self.nodes.get(name) else { return };
+        let mut inputs = vec![Input::Configured(Fact::Node(cell.machine.fact()))];
+        let node = || name.clone();
+        inputs.extend(
+            cell.domains
+                .values()
+                .filter(|(k, _)| k == key)
+                .map(|(_, d)| Input::Reported(Report::Domain { node: node(), domain: d.clone() })),
+        );
+        inputs.extend(
+            cell.outcomes
+                .values()
+                .filter(|(k, _)| k == key)
+                .map(|(_, o)| Input::Reported(Report::Outcome { node: node(), outcome: o.clone() })),
+        );
+        inputs.extend(cell.inventory.map(|(session, complete, reflector_rv)| {
+            Input::Reported(Report::Inventory { node: node(), session, complete, reflector_rv })
+        }));
+        self.inputs.extend(inputs.into_iter().map(|i| (key.clone(), i)));
+    }
+}
+
+fn told(input: &Input) -> String {
+    match input {
+        Input::Observed(Sight::Present(o)) => format!("sees {} at {}", o.reference(), o.rv()),
+        Input::Reported(Report::Domain { domain, .. }) => format!("domain {:?} of pod {}", domain.state, domain.pod),
+        other => format!("{other:?}").chars().take(300).collect(),
+    }
+}
+
+fn brief(command: &Command) -> String {
+    match command {
+        Command::Create { target, .. } => format!("create {}", target.kind.name()),
+        Command::Patch { patch, .. } => format!("patch {} {} {}", patch.target.kind.name(), patch.why, patch.body),
+        Command::Delete { target, .. } => format!("delete {}", target.kind.name()),
+        Command::Confirm { target, .. } => format!("confirm {}", target.kind.name()),
+        Command::Instruct { order: Order::Do(i), .. } => format!("instruct {}", i.kind.name()),
+        Command::Instruct { order: Order::Acknowledge { .. }, .. } => "acknowledge".into(),
+        Command::Note(n) => format!("note {}", n.reason),
+        Command::Wake { at } => format!("wake {at}"),
+    }
+}

@@ -1,0 +1,349 @@
+//! What really happened: kept by the world beside everything else, never read from the control plane, and read by the
+//! invariants alone.
+
+use super::{
+    World,
+    api::Proc,
+    node::Order,
+    server::{Commit, Res, Seen},
+    users::NS,
+};
+use embedded::semantics::value::{finalizers, items};
+use serde_json::Value;
+use state::{
+    Epoch, PodUid,
+    agent::{Hello, vmi::Stage},
+    domain::InstructKind,
+    object::{Kind, ObjectRef},
+    observe::Phase,
+};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    rc::Rc,
+};
+
+/// A domain whose vCPUs run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Executing {
+    /// Node.
+    pub node: usize,
+    /// Pod.
+    pub pod: String,
+    /// Machine, by namespace and name.
+    pub machine: String,
+}
+
+/// What really happened.
+#[derive(Debug, Default)]
+pub struct Ghost {
+    /// Domains that run, by the VMI's UID.
+    pub executing: BTreeMap<String, Vec<Executing>>,
+    /// Domains that ever began, by the VMI's UID.
+    pub starts: BTreeMap<String, u32>,
+    /// Launcher pods that are there, by the VMI's UID.
+    pub standing: BTreeMap<String, BTreeSet<String>>,
+    /// Pods that a VMI ever authorised, by its UID.
+    pub authorised: BTreeMap<String, BTreeSet<String>>,
+    /// Launcher pods that ever were, by the VMI's UID.
+    pub pods: BTreeMap<String, BTreeSet<String>>,
+    /// Pods whose object was removed while their domain ran, or whose node is out of service: declared dead by somebody.
+    pub declared: BTreeSet<String>,
+    /// How often a launcher began an instruction, by process and id.
+    pub begun: BTreeMap<(String, String), u32>,
+    /// Epochs in the order in which they were acquired.
+    pub epochs: Vec<Epoch>,
+    /// Highest epoch that a node accepted.
+    pub accepted: BTreeMap<usize, Epoch>,
+    /// Two that believed to lead at once.
+    pub rivals: Vec<String>,
+    /// Instructions of a leader that was none any more.
+    pub disobeyed: Vec<String>,
+    /// Phases of a VMI in order.
+    pub phases: BTreeMap<String, Vec<Phase>>,
+    /// Machines that were stopped and not started again: version of the stop and the instance that it was for.
+    pub stops: BTreeMap<String, (u64, String)>,
+    /// Instances that were stopped by their users.
+    pub stopped: BTreeSet<String>,
+    /// Starts after a stop, and stops counted as failures.
+    pub overridden: Vec<String>,
+    /// Destructive acts without a reason.
+    pub unfounded: Vec<String>,
+    /// Domains that began without authority.
+    pub unauthorised: Vec<String>,
+    /// Instances that are called ended and run.
+    pub alive: Vec<String>,
+    /// Guests that were stopped by nobody's wish.
+    pub killed: Vec<String>,
+    /// All versions of machines and instances, by UID.
+    pub history: BTreeMap<String, Vec<Rc<Seen>>>,
+    /// Writes of controllers by verb and kind.
+    pub writes: BTreeMap<String, u32>,
+    /// Patches by kind and reason.
+    pub whys: BTreeMap<String, u32>,
+    /// Events for people by reason.
+    pub notes: BTreeMap<String, u32>,
+    /// Calls that were refused.
+    pub refused: u64,
+    /// When something that is no Lease was last written.
+    pub last_write: u64,
+    /// Something changed that an invariant reads.
+    pub dirty: bool,
+}
+
+impl Ghost {
+    pub(super) fn acquired(&mut self, epoch: Epoch) {
+        self.epochs.push(epoch);
+        self.dirty = true;
+    }
+
+    /// Domains of a machine that run.
+    pub fn of_machine<'a>(&'a self, machine: &'a str) -> impl Iterator<Item = (&'a String, &'a Executing)> {
+        self.executing.iter().flat_map(|(v, all)| all.iter().map(move |e| (v, e))).filter(move |(_, e)| e.machine == machine)
+    }
+
+    /// Whether a version of this object was like that.
+    fn was(&self, uid: &str, since: u64, like: impl Fn(&Seen) -> bool) -> bool {
+        let versions = self.history.get(uid).map(Vec::as_slice).unwrap_or_default();
+        // The version that was current at `since` counts too.
+        let from = versions.partition_point(|v| v.revision <= since).saturating_sub(1);
+        versions.get(from..).unwrap_or_default().iter().any(|v| like(v))
+    }
+}
+
+fn is_final(vmi: &Seen) -> bool {
+    Phase::parse(vmi.text("/status/phase")).is_final()
+}
+
+impl World {
+    /// Something was written.
+    pub(super) fn observe_commit(&mut self, commit: &Commit, by: Option<Proc>) {
+        let now = &commit.now;
+        let uid = now.uid().to_owned();
+        self.ghost.dirty = true;
+        if now.res != Res::Lease {
+            self.ghost.last_write = self.now;
+        }
+        match now.res {
+            Res::Vm | Res::Vmi => self.ghost.history.entry(uid.clone()).or_default().push(now.clone()),
+            Res::Pod | Res::Revision | Res::Claim | Res::Node | Res::Lease => {}
+        }
+        let by_controller = matches!(by, Some(Proc::Controller(..)));
+        match now.res {
+            Res::Vmi if !commit.gone => {
+                let active = now.value.pointer("/status/activePods").and_then(Value::as_object);
+                if let Some(pods) = active {
+                    self.ghost.authorised.entry(uid.clone()).or_default().extend(pods.keys().cloned());
+                }
+                let phase = Phase::parse(now.text("/status/phase"));
+                let phases = self.ghost.phases.entry(uid.clone()).or_default();
+                let was = phases.last().copied();
+                if was != Some(phase) {
+                    phases.push(phase);
+                }
+                if phase.is_final() && was.is_none_or(|w| !w.is_final()) && by_controller {
+                    self.observe_final(now);
+                }
+                let kept = |o: &Seen| finalizers(&o.value).iter().any(|f| f == api::names::FINALIZER_VMI);
+                if by_controller && commit.before.as_ref().is_some_and(|b| kept(b)) && !kept(now) {
+                    self.observe_release(&uid);
+                }
+            }
+            Res::Vmi => self.observe_release(&uid),
+            Res::Pod => {
+                let vmi = now.owner().map(|(_, _, u)| u.to_owned()).unwrap_or_default();
+                self.ghost.pods.entry(vmi.clone()).or_default().insert(uid.clone());
+                let standing = self.ghost.standing.entry(vmi).or_default();
+                if commit.gone {
+                    standing.remove(&uid);
+                } else {
+                    standing.insert(uid.clone());
+                }
+                if commit.gone && self.ghost.executing.values().flatten().any(|e| e.pod == uid) {
+                    self.ghost.declared.insert(uid);
+                }
+            }
+            Res::Node => {
+                let fenced = now.node().is_some_and(|v| v.out_of_service && v.ready != Some(true));
+                if let Some(n) = self.nodes.iter().position(|x| x.name.as_str() == now.name()).filter(|_| fenced) {
+                    let pods: Vec<String> =
+                        self.ghost.executing.values().flatten().filter(|e| e.node == n).map(|e| e.pod.clone()).collect();
+                    self.ghost.declared.extend(pods);
+                }
+            }
+            Res::Vm => {
+                let counted = now.text("/status/startFailure/lastFailedVMIUID");
+                let before = commit.before.as_ref().map_or("", |b| b.text("/status/startFailure/lastFailedVMIUID"));
+                if counted != before && self.ghost.stopped.contains(counted) {
+                    let text = format!("the stop of instance {counted} is counted as a failed start of {}", now.name());
+                    self.ghost.overridden.push(text);
+                }
+            }
+            Res::Revision | Res::Claim | Res::Lease => {}
+        }
+    }
+
+    /// A controller says that an instance has ended.
+    fn observe_final(&mut self, vmi: &Rc<Seen>) {
+        let runs = self.ghost.executing.get(vmi.uid()).into_iter().flatten();
+        let undeclared: Vec<String> =
+            runs.filter(|e| !self.ghost.declared.contains(&e.pod)).map(|e| e.pod.clone()).collect();
+        for pod in undeclared {
+            let reason = vmi.text("/status/reason");
+            let text = format!("instance {} is {} ({reason}), and pod {pod} runs it", vmi.uid(), vmi.text("/status/phase"));
+            self.ghost.alive.push(text);
+        }
+        if vmi.text("/status/reason") == "PodRemoved" {
+            let active: Vec<String> =
+                vmi.value.pointer("/status/activePods").and_then(Value::as_object).into_iter().flat_map(|m| m.keys().cloned()).collect();
+            for pod in active {
+                if self.exists(Res::Pod, &pod) {
+                    self.ghost.unfounded.push(format!("instance {} failed as if its pod {pod} were gone", vmi.uid()));
+                }
+            }
+        }
+    }
+
+    /// The finalizer of an instance came off.
+    fn observe_release(&mut self, vmi: &str) {
+        let runs: Vec<String> =
+            self.ghost.executing.get(vmi).into_iter().flatten().map(|e| e.pod.clone()).collect();
+        for pod in runs {
+            if !self.ghost.declared.contains(&pod) && self.exists(Res::Pod, &pod) {
+                self.ghost.unfounded.push(format!("instance {vmi} was let go while pod {pod} runs it"));
+            }
+        }
+    }
+
+    /// A controller is about to delete something.
+    pub(super) fn observe_delete(&mut self, target: &ObjectRef) {
+        self.ghost.dirty = true;
+        match target.kind {
+            Kind::VirtualMachineInstance => {
+                let uid = target.uid.as_str();
+                let Some(vmi) = self.ghost.history.get(uid).and_then(|h| h.last()).cloned() else { return };
+                let Some((_, _, vm)) = vmi.owner() else { return };
+                let own = self.ghost.was(uid, 0, is_final);
+                let wish = |vm: &Seen| {
+                    vm.deleting()
+                        || vm.text("/spec/runStrategy") == "Halted"
+                        || items(&vm.value, "/status/stateChangeRequests")
+                            .iter()
+                            .any(|r| r["action"] == "Stop" && r["uid"] == uid)
+                };
+                // A machine that knew of this instance: older wishes were about older ones.
+                let since = self.ghost.history.get(uid).and_then(|h| h.first()).map_or(0, |v| v.revision);
+                if !own && !self.ghost.was(vm, since, wish) {
+                    self.ghost.unfounded.push(format!("instance {uid} is deleted for no reason that anybody can see"));
+                }
+            }
+            Kind::Pod => {
+                let uid = target.uid.0.clone();
+                let owner = self.ghost.pods.iter().find(|(_, p)| p.contains(&uid)).map(|(v, _)| v.clone());
+                let Some(vmi) = owner else { return };
+                if !self.ghost.was(&vmi, 0, Seen::deleting) && self.exists(Res::Vmi, &vmi) {
+                    self.ghost.unfounded.push(format!("pod {uid} is deleted for no reason that anybody can see"));
+                }
+            }
+            Kind::VirtualMachine | Kind::ControllerRevision | Kind::PersistentVolumeClaim | Kind::Node => {}
+        }
+    }
+
+    /// A controller is about to make an instance from this version of its machine.
+    pub(super) fn observe_creation(&mut self, vm: &str, from: u64) {
+        if let Some((at, _)) = self.ghost.stops.get(vm)
+            && *at < from
+        {
+            let text = format!("machine {vm} was stopped at {at} and is started by itself from version {from}");
+            self.ghost.overridden.push(text);
+            self.ghost.dirty = true;
+        }
+    }
+
+    pub(super) fn observe_start(&mut self, name: &str) {
+        if let Some(vm) = self.server.get(Res::Vm, NS, name) {
+            self.ghost.stops.remove(vm.uid());
+        }
+    }
+
+    pub(super) fn observe_stop(&mut self, name: &str, vmi: Option<&str>) {
+        if let Some(vm) = self.server.get(Res::Vm, NS, name) {
+            let vmi = vmi.unwrap_or_default().to_owned();
+            if !vmi.is_empty() {
+                self.ghost.stopped.insert(vmi.clone());
+            }
+            self.ghost.stops.insert(vm.uid().to_owned(), (self.server.revision(), vmi));
+        }
+    }
+
+    /// An agent accepted a controller.
+    pub(super) fn observe_admission(&mut self, n: usize, hello: &Hello) {
+        let highest = self.ghost.accepted.get(&n).copied().unwrap_or_default();
+        let (ns, name) = super::controller::LEASE_NAME;
+        let lease = self.server.get(Res::Lease, ns, name);
+        let holds = lease.is_some_and(|l| l.text("/spec/holderIdentity") == hello.leader.as_str());
+        if hello.epoch < highest && !holds {
+            let text = format!("node {n} accepted epoch {} after {highest}, of one that does not hold the Lease", hello.epoch);
+            self.ghost.disobeyed.push(text);
+        }
+        self.ghost.accepted.insert(n, highest.max(hello.epoch));
+        self.ghost.dirty = true;
+    }
+
+    /// A launcher begins to carry out an instruction.
+    pub(super) fn observe_begin(&mut self, n: usize, pod: &PodUid, instance: &str, order: &Order) {
+        let i = &order.instruction;
+        *self.ghost.begun.entry((instance.to_owned(), i.id.0.clone())).or_default() += 1;
+        self.ghost.dirty = true;
+        let uid = i.vmi.as_str();
+        match i.kind {
+            InstructKind::Start => {
+                let node = self.nodes[n].name.clone();
+                let versions = self.ghost.history.get(uid).map(Vec::as_slice).unwrap_or_default();
+                let with = versions.iter().find(|v| v.revision == order.vmi_rv.0);
+                let granted = with.and_then(|v| v.facts()).is_some_and(|f| f.authorises(pod, &node).is_ok());
+                if !granted {
+                    let text = format!("pod {pod} begins to run {uid}, whose version {} does not say so", order.vmi_rv);
+                    self.ghost.unauthorised.push(text);
+                }
+            }
+            InstructKind::Shutdown | InstructKind::Kill => {
+                let disowned = |v: &Seen| v.facts().is_some_and(|f| f.stage == Stage::Final || f.disowns(pod));
+                let wanted = self.ghost.was(uid, 0, |v| v.deleting() || disowned(v)) || !self.exists(Res::Vmi, uid);
+                if !wanted {
+                    self.ghost.killed.push(format!("the guest of {uid} is told to stop, and nobody wants that"));
+                }
+            }
+            InstructKind::Pause | InstructKind::Resume => {}
+        }
+    }
+
+    /// The vCPUs of a domain run.
+    pub(super) fn observe_executing(&mut self, n: usize, pod: &PodUid) {
+        let Some(local) = self.nodes[n].pods.get(pod) else { return };
+        let machine = format!("{}/{}", local.namespace, local.vmi_name);
+        let vmi = local.vmi.clone();
+        self.say(|| format!("a guest of {machine} runs: instance {vmi}, pod {pod}, node {n}"));
+        *self.ghost.starts.entry(vmi.clone()).or_default() += 1;
+        let running = Executing { node: n, pod: pod.0.clone(), machine };
+        self.ghost.executing.entry(vmi).or_default().push(running);
+        self.ghost.dirty = true;
+    }
+
+    /// A domain runs no more.
+    pub(super) fn observe_ended(&mut self, n: usize, pod: &PodUid) {
+        for all in self.ghost.executing.values_mut() {
+            all.retain(|e| !(e.node == n && e.pod == pod.as_str()));
+        }
+        self.ghost.executing.retain(|_, all| !all.is_empty());
+        self.ghost.dirty = true;
+    }
+
+    /// The runtime tells a launcher with a guest to end.
+    pub(super) fn observe_terminated(&mut self, pod: &PodUid) {
+        let found = self.server.all(Res::Pod).into_iter().find(|p| p.uid() == pod.as_str());
+        if found.is_some_and(|p| !p.deleting()) {
+            self.ghost.killed.push(format!("pod {pod} is ended, and nobody deleted it"));
+        }
+        self.ghost.dirty = true;
+    }
+}

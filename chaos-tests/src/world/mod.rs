@@ -1,0 +1,420 @@
+//! The model world: the real machines of `state/`, with everything around them as plain data, and one generator for every
+//! choice. The same seed is the same run, bit for bit.
+//!
+//! | what | how it is here |
+//! |---|---|
+//! | API server | the embedded server's semantics on its own store ([`server`]); calls are lost, late, repeated ([`api`]) |
+//! | controllers | two processes with a Lease, each with the real Vm and Node cells ([`controller`], [`driver`]) |
+//! | sessions | messages in order, until cut ([`session`]) |
+//! | node agents | the real Agent cells and the real admission of sessions; files as a model of a disk ([`agent`]) |
+//! | launchers | the real latch; guests that obey or not ([`node`]) |
+//! | kubelet, scheduler, collectors | written down as simply as they can be ([`kubelet`], [`cluster`]) |
+//! | people | [`users`] |
+//! | faults | drawn per seed ([`swarm`]), by the call or by the clock ([`chaos`]) |
+//! | truth | [`ghost`], judged by [`invariants`], which are judged by [`mutants`] |
+//!
+//! A run has two phases: people and faults for a while, then no more of either, and after a bound everything must be as it was
+//! asked for ([`run`]). Not modelled: QEMU, storage, networks, admission, clocks that jump, migration.
+
+pub mod agent;
+pub mod api;
+mod chaos;
+mod cluster;
+pub mod controller;
+pub mod dice;
+pub mod driver;
+pub mod ghost;
+pub mod invariants;
+pub mod kubelet;
+pub mod mutants;
+pub mod node;
+pub mod run;
+pub mod server;
+pub mod session;
+pub mod swarm;
+pub mod users;
+
+use api::{Call, Proc, Said, Then, Watch};
+use controller::Controller;
+use dice::Dice;
+use driver::CellId;
+use ghost::Ghost;
+use mutants::Mutant;
+use node::{LauncherEvent, LinkMessage, Node, Order};
+use server::Server;
+use session::{Down, Session, Up};
+use state::{
+    InstructionId, NodeName, PodUid,
+    domain::AckResult,
+    object::{CommandId, Settled},
+    observe::Object,
+};
+use std::collections::BTreeMap;
+use swarm::{Fault, Swarm};
+
+/// When the world begins: 2026-01-01, in milliseconds.
+const BEGIN: u64 = 1_767_225_600_000;
+
+/// Something that will happen.
+#[derive(Debug, Clone)]
+// One heap of them; most are small, and a box each would cost more than it saves.
+#[allow(clippy::large_enum_variant)]
+enum Action {
+    Arrive(Call),
+    Answer(Proc, Then, Said),
+    Pump(usize),
+    Reopen(usize, bool),
+    StartController(usize),
+    Resume(usize),
+    LeaseTick(Proc),
+    Drive(Proc),
+    Wake(Proc),
+    Settled(Proc, CellId, CommandId, Box<Settled<Object>>),
+    Dial(Proc, NodeName),
+    HelloTimeout(Proc, u64),
+    Down(u64, Down),
+    Up(Proc, u64, Up),
+    SessionEnds(u64),
+    SessionLost(Proc, u64),
+    SessionForgotten(u64),
+    StartAgent(usize),
+    AgentPods(Proc),
+    AgentWake(Proc),
+    AgentInput(Proc, PodUid, Box<state::agent::Input>),
+    LinkTry(Proc, PodUid),
+    Linked(Proc, PodUid, String, LinkMessage),
+    Execute(Proc, PodUid, Box<Order>),
+    Acked(Proc, PodUid, InstructionId, Option<AckResult>),
+    AssertNode(usize),
+    Launcher(usize, PodUid, String, LauncherEvent),
+    Kubelet(usize, u32),
+    Container(usize, u32, PodUid),
+    KillContainer(usize, u32, PodUid),
+    Heartbeat(usize),
+    PowerOn(usize),
+    Fence(usize),
+    Unfence(usize),
+    Schedule,
+    Collect,
+    Lifecycle,
+    User,
+    Chaos,
+}
+
+/// What becomes of an effect.
+#[derive(Debug, Clone, Copy)]
+struct Fate {
+    happens: bool,
+    dies: bool,
+}
+
+/// Who dies at an effect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// The controller that has the effect.
+    Controller,
+    /// The agent that has it.
+    Agent,
+}
+
+/// Where a process dies: before or after its n-th effect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CrashPoint {
+    /// Who.
+    pub role: Role,
+    /// Which effect, from 1.
+    pub effect: u64,
+    /// After it, else before.
+    pub after: bool,
+}
+
+/// A check that failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Violation {
+    /// Id of the check.
+    pub check: &'static str,
+    /// In words.
+    pub text: String,
+    /// Milliseconds since the world began.
+    pub at: u64,
+}
+
+/// The world.
+pub struct World {
+    now: u64,
+    seq: u64,
+    agenda: BTreeMap<(u64, u64), Action>,
+    dice: Dice,
+    swarm: Swarm,
+    server: Server,
+    watches: Vec<Watch>,
+    controllers: Vec<Controller>,
+    nodes: Vec<Node>,
+    sessions: BTreeMap<u64, Session>,
+    next_session: u64,
+    scheduling: bool,
+    collecting: bool,
+    names: Vec<String>,
+    ghost: Ghost,
+    mutant: Option<Mutant>,
+    crash: Option<CrashPoint>,
+    effects: [u64; 2],
+    record: Option<Vec<String>>,
+    hash: u64,
+    steps: u64,
+    struck: BTreeMap<Fault, u64>,
+    violations: Vec<Violation>,
+}
+
+impl World {
+    /// A world of this size where nothing has happened yet.
+    pub fn new(seed: u64, swarm: Swarm, nodes: usize, controllers: usize) -> Self {
+        let mut w = Self {
+            now: BEGIN,
+            seq: 0,
+            agenda: BTreeMap::new(),
+            dice: Dice::new(seed),
+            swarm,
+            server: Server::default(),
+            watches: vec![],
+            controllers: (0..controllers).map(|_| Controller::new()).collect(),
+            nodes: (0..nodes).map(|n| Node::new(&format!("node-{n}"))).collect(),
+            sessions: BTreeMap::new(),
+            next_session: 0,
+            scheduling: false,
+            collecting: false,
+            names: vec![],
+            ghost: Ghost::default(),
+            mutant: None,
+            crash: None,
+            effects: [0, 0],
+            record: None,
+            hash: 0xcbf2_9ce4_8422_2325,
+            steps: 0,
+            struck: BTreeMap::new(),
+            violations: vec![],
+        };
+        for n in 0..nodes {
+            w.after(1, Action::Heartbeat(n));
+            w.after(2, Action::StartAgent(n));
+        }
+        for c in 0..controllers {
+            let wait = w.dice.between(5, 500);
+            w.after(wait, Action::StartController(c));
+        }
+        w.after(3, Action::Lifecycle);
+        w
+    }
+
+    fn after(&mut self, wait: u64, action: Action) {
+        self.seq += 1;
+        self.agenda.insert((self.now + wait, self.seq), action);
+    }
+
+    /// Whether this fault strikes now.
+    fn hit(&mut self, fault: Fault) -> bool {
+        let rate = self.swarm.rate(fault);
+        let hit = self.dice.chance(rate);
+        if hit {
+            *self.struck.entry(fault).or_default() += 1;
+        }
+        hit
+    }
+
+    fn recording(&self) -> bool {
+        self.record.is_some()
+    }
+
+    /// A line of the log, made only where somebody reads it.
+    fn say(&mut self, line: impl FnOnce() -> String) {
+        if let Some(lines) = &mut self.record {
+            lines.push(format!("{:>9.3} {}", (self.now - BEGIN) as f64 / 1000.0, line()));
+        }
+    }
+
+    /// Mixes numbers into the hash of the run.
+    fn mark(&mut self, numbers: &[u64]) {
+        for n in [&[self.now], numbers].concat() {
+            self.hash = (self.hash ^ n).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(17);
+        }
+    }
+
+    /// A process is about to do something that stays.
+    fn effect(&mut self, who: Proc) -> Fate {
+        let role = match who {
+            Proc::Controller(..) => Role::Controller,
+            Proc::Agent(..) => Role::Agent,
+        };
+        self.effects[role as usize] += 1;
+        let n = self.effects[role as usize];
+        let dies = self.crash.is_some_and(|c| c.role == role && c.effect == n);
+        let happens = !dies || self.crash.is_some_and(|c| c.after);
+        Fate { happens, dies }
+    }
+
+    /// The controller that leads and steps.
+    fn leader(&self) -> Option<usize> {
+        let leads = |c: &usize| self.controllers[*c].leads(self.now) && self.controllers[*c].driver.is_some();
+        (0..self.controllers.len()).find(leads)
+    }
+
+    /// Lives until then.
+    fn until(&mut self, end: u64) {
+        while let Some((at, seq)) = self.agenda.first_key_value().map(|(k, _)| *k).filter(|(at, _)| *at <= end) {
+            let Some(action) = self.agenda.remove(&(at, seq)) else { return };
+            self.now = self.now.max(at);
+            self.act(action);
+            if self.ghost.dirty {
+                self.ghost.dirty = false;
+                self.check();
+            }
+        }
+        self.now = self.now.max(end);
+    }
+
+    fn check(&mut self) {
+        for (id, check) in invariants::SAFETY {
+            if self.violations.iter().all(|v| v.check != *id)
+                && let Err(text) = check(self)
+            {
+                self.violated(id, text);
+            }
+        }
+    }
+
+    fn violated(&mut self, check: &'static str, text: String) {
+        let at = self.now - BEGIN;
+        self.say(|| format!("VIOLATED {check}: {text}"));
+        self.violations.push(Violation { check, text, at });
+    }
+
+    /// Index of the controller, where this life of it is still there. What comes for one that stands still comes later.
+    fn controller(&mut self, p: Proc, action: &Action) -> Option<usize> {
+        let Proc::Controller(c, inc) = p else { return None };
+        let x = self.controllers.get(c).filter(|x| x.inc == inc && x.alive)?;
+        if x.paused > self.now {
+            self.controllers[c].held.push(action.clone());
+            return None;
+        }
+        Some(c)
+    }
+
+    fn agent_of(&self, p: Proc) -> Option<usize> {
+        let Proc::Agent(n, inc) = p else { return None };
+        self.nodes.get(n).filter(|x| x.agent.as_ref().is_some_and(|a| a.inc == inc)).map(|_| n)
+    }
+
+    fn booted(&self, n: usize, boot: u32) -> bool {
+        self.nodes[n].powered && self.nodes[n].boot == boot
+    }
+
+    fn act(&mut self, action: Action) {
+        let to = match &action {
+            Action::Answer(p, ..)
+            | Action::LeaseTick(p)
+            | Action::Drive(p)
+            | Action::Wake(p)
+            | Action::Settled(p, ..)
+            | Action::Dial(p, _)
+            | Action::HelloTimeout(p, _)
+            | Action::Up(p, ..)
+            | Action::SessionLost(p, _)
+            | Action::AgentPods(p)
+            | Action::AgentWake(p)
+            | Action::AgentInput(p, ..)
+            | Action::LinkTry(p, _)
+            | Action::Linked(p, ..)
+            | Action::Acked(p, ..) => Some(*p),
+            Action::Pump(w) | Action::Reopen(w, _) => self.watches.get(*w).map(|w| w.owner),
+            _ => None,
+        };
+        match to {
+            Some(p @ Proc::Controller(..)) => {
+                if let Some(c) = self.controller(p, &action) {
+                    self.act_controller(c, action);
+                }
+            }
+            Some(p @ Proc::Agent(..)) => {
+                if let Some(n) = self.agent_of(p) {
+                    self.act_agent(n, action);
+                }
+            }
+            None => self.act_world(action),
+        }
+    }
+
+    fn act_controller(&mut self, c: usize, action: Action) {
+        match action {
+            Action::Answer(_, then, said) => match &then {
+                Then::LeaseRead(_) | Then::LeaseTaken(_) | Then::LeaseRenewed(_) | Then::LeaseReread => {
+                    self.lease_answer(c, &then, &said);
+                }
+                _ => self.controller_answer(c, then, &said),
+            },
+            Action::LeaseTick(_) => self.lease_tick(c),
+            Action::Drive(_) => self.drive(c),
+            Action::Wake(_) => self.elapse(c),
+            Action::Settled(_, cell, id, result) => self.settle(c, cell, id, *result),
+            Action::Dial(_, node) => self.dial(c, &node),
+            Action::HelloTimeout(_, id) => self.hello_timeout(c, id),
+            Action::Up(_, id, message) => self.up(c, id, message),
+            Action::SessionLost(_, id) => self.session_lost(c, id),
+            Action::Pump(w) => self.pump(w),
+            Action::Reopen(w, list) => self.reopen(w, list),
+            _ => {}
+        }
+    }
+
+    fn act_agent(&mut self, n: usize, action: Action) {
+        match action {
+            Action::Answer(_, then, said) => self.agent_answer(n, then, &said),
+            Action::AgentPods(_) => self.agent_pods(n),
+            Action::AgentWake(_) => self.agent_wake(n),
+            Action::AgentInput(_, pod, input) => self.agent_step(n, &pod, *input),
+            Action::LinkTry(_, pod) => self.link_try(n, &pod),
+            Action::Linked(_, pod, instance, message) => self.linked(n, &pod, &instance, message),
+            Action::Acked(_, pod, id, result) => self.acked(n, &pod, &id, result),
+            Action::Pump(w) => self.pump(w),
+            Action::Reopen(w, list) => self.reopen(w, list),
+            _ => {}
+        }
+    }
+
+    fn act_world(&mut self, action: Action) {
+        match action {
+            Action::Arrive(call) => self.arrive(call),
+            Action::StartController(c) => self.start_controller(c),
+            Action::Resume(c) => self.resume_controller(c),
+            Action::Down(id, message) => self.down(id, message),
+            Action::SessionEnds(id) => self.session_ends(id),
+            Action::SessionForgotten(id) => drop(self.sessions.remove(&id)),
+            Action::StartAgent(n) => self.start_agent(n),
+            Action::Execute(me, pod, order) => {
+                // A launcher carries out what it was sent, whether or not the sender still lives.
+                if let Proc::Agent(n, _) = me {
+                    self.execute(me, n, &pod, &order);
+                }
+            }
+            Action::AssertNode(n) => self.assert_node(n),
+            Action::Launcher(n, pod, instance, event) => self.launcher_event(n, &pod, &instance, event),
+            Action::Kubelet(n, boot) if self.booted(n, boot) => self.kubelet(n),
+            Action::Container(n, boot, pod) if self.booted(n, boot) => self.container_starts(n, &pod),
+            Action::KillContainer(n, boot, pod) if self.booted(n, boot) => self.kill_launcher(n, &pod),
+            Action::Heartbeat(n) => self.heartbeat(n),
+            Action::PowerOn(n) => self.power_on(n),
+            Action::Fence(n) => self.fence(n),
+            Action::Unfence(n) => self.unfence(n),
+            Action::Schedule => self.schedule(),
+            Action::Collect => self.collect(),
+            Action::Lifecycle => self.lifecycle(),
+            Action::User => self.user(),
+            Action::Chaos => self.chaos(),
+            _ => {}
+        }
+    }
+
+    /// What was recorded.
+    pub fn log(&self) -> &[String] {
+        self.record.as_deref().unwrap_or_default()
+    }
+}

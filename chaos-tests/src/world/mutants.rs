@@ -1,0 +1,97 @@
+//! Deliberate mistakes, one a mechanism. A check that does not catch its mutant checks nothing.
+
+use super::{World, server::Res};
+use state::{
+    ResourceVersion,
+    vm::{Fact, Input, Sight},
+    observe::Object,
+};
+
+/// A mechanism that is broken on purpose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Mutant {
+    /// A launcher starts as often as it is told [S1].
+    LatchOff,
+    /// Pods get random names [S4].
+    RandomPodName,
+    /// A silent node counts as fenced [S5].
+    SilenceIsFence,
+    /// A launcher forgets what it has answered [S6].
+    LauncherForgets,
+    /// An agent believes every Hello [S7].
+    EveryHello,
+    /// The Lease is taken without saying which version was read [S7].
+    LeaseWithoutVersion,
+    /// Agent and launcher do not look whether the VMI authorises the pod [S8].
+    NoAuthority,
+    /// That a new list does not have an object counts as its deletion [S10].
+    AbsenceIsEvidence,
+    /// Patches do not say which version they replace [S11].
+    NoPreconditions,
+    /// A silent agent's domains count as ended [S12].
+    SilenceIsDeath,
+    /// A stop deletes the instance and does not say that the machine shall be down [S15].
+    StopOnlyDeletes,
+    /// An agent destroys what its watch does not show [S17].
+    AbsenceIsStray,
+    /// Deadlines never come [L1].
+    WakesLost,
+    /// Caches do not tell of deletions [L1].
+    DeletionsUnheard,
+    /// An agent does not look on its disk for outcomes; nobody acknowledges them [L1].
+    OutcomesForgotten,
+}
+
+impl Mutant {
+    /// All of them, and the id of the check that catches each.
+    pub const ALL: &'static [(Mutant, &'static str)] = &[
+        (Self::LatchOff, "S1"),
+        (Self::RandomPodName, "S4"),
+        (Self::SilenceIsFence, "S5"),
+        (Self::LauncherForgets, "S6"),
+        (Self::EveryHello, "S7"),
+        (Self::LeaseWithoutVersion, "S7"),
+        (Self::NoAuthority, "S8"),
+        (Self::AbsenceIsEvidence, "S10"),
+        (Self::NoPreconditions, "S11"),
+        (Self::SilenceIsDeath, "S12"),
+        (Self::StopOnlyDeletes, "S15"),
+        (Self::AbsenceIsStray, "S17"),
+        (Self::WakesLost, "L1"),
+        (Self::DeletionsUnheard, "L1"),
+    ];
+}
+
+impl World {
+    /// Whether this mechanism is broken.
+    pub(super) fn is(&self, mutant: Mutant) -> bool {
+        self.mutant == Some(mutant)
+    }
+
+    /// What a mutant makes of what a Vm cell hears.
+    pub(super) fn bend(&mut self, input: Input) -> Input {
+        match input {
+            Input::Configured(Fact::Node(mut fact)) => {
+                if self.is(Mutant::SilenceIsFence) && fact.session.is_none() {
+                    fact.fenced = Some(ResourceVersion(1));
+                }
+                Input::Configured(Fact::Node(fact))
+            }
+            Input::Observed(Sight::Present(Object::Pod(mut pod))) if self.is(Mutant::SilenceIsDeath) => {
+                let silent = pod.node.as_ref().and_then(|n| self.node_index(n)).is_some_and(|n| {
+                    !self.nodes[n].hears_controllers(self.now) || !self.nodes[n].reaches_api(self.now)
+                });
+                if silent {
+                    pod.phase = state::observe::PodPhase::Succeeded;
+                }
+                Input::Observed(Sight::Present(Object::Pod(pod)))
+            }
+            other => other,
+        }
+    }
+
+    /// Whether the object is there at this moment, whoever sees it.
+    pub(super) fn exists(&mut self, res: Res, uid: &str) -> bool {
+        self.server.all(res).iter().any(|o| o.uid() == uid)
+    }
+}

@@ -1,0 +1,226 @@
+//! Runs: seeds, and the exhaustive crash points of canonical scenarios.
+
+use super::{
+    Action, BEGIN, CrashPoint, Violation, World,
+    dice::Dice,
+    invariants,
+    mutants::Mutant,
+    swarm::{Fault, Swarm},
+    users::{Deed, STRATEGIES},
+};
+use std::collections::BTreeMap;
+
+/// From the end of all faults until everything has to be right: the longest back-off of a machine, and a generous rest.
+const CONVERGE: u64 = 520_000;
+/// How long people and faults are at work.
+const TROUBLE: u64 = 150_000;
+
+/// What became of a run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outcome {
+    /// The seed.
+    pub seed: u64,
+    /// Checks that failed, in order.
+    pub violations: Vec<Violation>,
+    /// Of everything that happened.
+    pub hash: u64,
+    /// Steps of the machines.
+    pub steps: u64,
+    /// Domains that began.
+    pub starts: u32,
+    /// Writes of controllers by verb and kind.
+    pub writes: BTreeMap<String, u32>,
+    /// Faults that struck.
+    pub struck: BTreeMap<Fault, u64>,
+    /// The faults that the seed drew.
+    pub swarm: Swarm,
+    /// The log, where it was asked for.
+    pub log: Vec<String>,
+}
+
+/// How to run a seed.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// A mechanism that is broken.
+    pub mutant: Option<Mutant>,
+    /// Keep a log.
+    pub record: bool,
+    /// These faults instead of those that the seed draws.
+    pub swarm: Option<Swarm>,
+    /// Not more steps of the machines than this, zero for no bound.
+    pub steps: u64,
+}
+
+/// Runs a seed: trouble, then none, then everything has to be right.
+pub fn seed(seed: u64, options: &Options) -> Outcome {
+    let mut dice = Dice::new(seed ^ 0x5eed);
+    let drawn = Swarm::draw(&mut dice);
+    let swarm = options.swarm.clone().unwrap_or(drawn);
+    let nodes = usize::try_from(dice.between(1, 3)).unwrap_or(1);
+    let mut w = World::new(seed, swarm.clone(), nodes, 2);
+    w.mutant = options.mutant;
+    w.record = options.record.then(Vec::new);
+    let machines = dice.between(1, 3);
+    w.say(|| format!("seed {seed}: {nodes} nodes, {machines} machines, faults: {swarm}"));
+    w.names = (0..machines).map(|i| format!("vm-{i}")).collect();
+    w.until(BEGIN + 3000);
+    for name in w.names.clone() {
+        let strategy = dice.pick(&STRATEGIES).copied().unwrap_or("Always");
+        w.deed(&Deed::Create(name, strategy));
+        let pause = dice.between(1, 3000);
+        let now = w.now;
+        w.until(now + pause);
+    }
+    w.after(2000, Action::User);
+    w.after(1000, Action::Chaos);
+    let end = w.now + TROUBLE;
+    while w.now < end && (options.steps == 0 || w.steps < options.steps) {
+        let next = (w.now + 1000).min(end);
+        w.until(next);
+    }
+    finish(w, seed, swarm)
+}
+
+/// Faults and people stop; what is there has to become what was asked for.
+fn finish(mut w: World, seed: u64, swarm: Swarm) -> Outcome {
+    w.heal();
+    let keep: Vec<(u64, u64)> =
+        w.agenda.iter().filter(|(_, a)| matches!(a, Action::User | Action::Chaos)).map(|(k, _)| *k).collect();
+    for k in keep {
+        w.agenda.remove(&k);
+    }
+    let end = w.now + CONVERGE;
+    w.until(end);
+    if let Err(text) = invariants::check_l1(&mut w) {
+        w.violated("L1", text);
+    }
+    Outcome {
+        seed,
+        hash: w.hash,
+        steps: w.steps,
+        starts: w.ghost.starts.values().sum(),
+        writes: std::mem::take(&mut w.ghost.writes),
+        struck: std::mem::take(&mut w.struck),
+        violations: std::mem::take(&mut w.violations),
+        log: w.record.take().unwrap_or_default(),
+        swarm,
+    }
+}
+
+/// A canonical scenario: what is done to one machine, and after how long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scenario {
+    /// A machine is made and runs.
+    Start,
+    /// It is stopped.
+    Stop,
+    /// It is restarted.
+    Restart,
+    /// It is deleted.
+    Delete,
+    /// Its guest powers itself off; it is to be run again on failures alone.
+    PowerOff,
+    /// Its hypervisor crashes; it is to be run again on failures alone.
+    Crash,
+}
+
+impl Scenario {
+    /// All of them.
+    pub const ALL: [Scenario; 6] =
+        [Self::Start, Self::Stop, Self::Restart, Self::Delete, Self::PowerOff, Self::Crash];
+
+    fn strategy(self) -> &'static str {
+        match self {
+            Self::Start | Self::Stop | Self::Restart | Self::Delete => "Always",
+            Self::PowerOff | Self::Crash => "RerunOnFailure",
+        }
+    }
+
+    /// Domains that begin, whatever dies on the way.
+    fn starts(self) -> u32 {
+        match self {
+            Self::Start | Self::Stop | Self::Delete | Self::PowerOff => 1,
+            Self::Restart | Self::Crash => 2,
+        }
+    }
+}
+
+/// Runs a scenario with a crash at one point, or with none.
+pub fn scenario(which: Scenario, crash: Option<CrashPoint>, record: bool) -> (Outcome, [u64; 2]) {
+    let mut w = World::new(7, Swarm::none(), 1, 2);
+    w.record = record.then(Vec::new);
+    w.names = vec!["vm-0".into()];
+    w.until(BEGIN + 3000);
+    if which == Scenario::Start {
+        w.crash = crash;
+        w.effects = [0, 0];
+    }
+    w.deed(&Deed::Create("vm-0".into(), which.strategy()));
+    let settled = w.now + 20_000;
+    w.until(settled);
+    if which != Scenario::Start {
+        w.crash = crash;
+        w.effects = [0, 0];
+    }
+    let name = || "vm-0".to_owned();
+    match which {
+        Scenario::Start => {}
+        Scenario::Stop => drop(w.deed(&Deed::Stop(name(), None))),
+        Scenario::Restart => drop(w.deed(&Deed::Restart(name()))),
+        Scenario::Delete => drop(w.deed(&Deed::Delete(name(), true))),
+        Scenario::PowerOff | Scenario::Crash => {
+            let event = match which {
+                Scenario::PowerOff => super::node::LauncherEvent::PoweredOff,
+                _ => super::node::LauncherEvent::Crashed,
+            };
+            for (pod, _) in w.guests(0) {
+                w.end_guest(0, &pod, event);
+            }
+        }
+    }
+    let settled = w.now + 60_000;
+    w.until(settled);
+    let effects = w.effects;
+    let mut outcome = finish(w, 7, Swarm::none());
+    if outcome.starts != which.starts() {
+        let text = format!("{} domains began, not {}", outcome.starts, which.starts());
+        outcome.violations.push(Violation { check: "writes", text, at: 0 });
+    }
+    (outcome, effects)
+}
+
+/// One crash point and what became of it.
+#[derive(Debug, Clone)]
+pub struct Crashed {
+    /// Scenario.
+    pub scenario: Scenario,
+    /// Where.
+    pub point: CrashPoint,
+    /// What became of it.
+    pub outcome: Outcome,
+}
+
+/// Every crash point of a scenario: each effect of controllers and agents, before and after. Each run has to end as the one
+/// without a crash, with the same creations and deletions that took effect.
+pub fn crash_points(which: Scenario, mut each: impl FnMut(Crashed)) {
+    let (reference, effects) = scenario(which, None, false);
+    for role in [super::Role::Controller, super::Role::Agent] {
+        for effect in 1..=effects[role as usize] {
+            for after in [false, true] {
+                let point = CrashPoint { role, effect, after };
+                let (mut outcome, _) = scenario(which, Some(point), false);
+                let (want, got) = (lasting(&reference.writes), lasting(&outcome.writes));
+                if want != got {
+                    let text = format!("creations and deletions {got:?}, without a crash {want:?}");
+                    outcome.violations.push(Violation { check: "writes", text, at: 0 });
+                }
+                each(Crashed { scenario: which, point, outcome });
+            }
+        }
+    }
+}
+
+/// Creations, and deletions of what is not deleted yet: what a crash may neither add nor take away.
+fn lasting(writes: &BTreeMap<String, u32>) -> BTreeMap<String, u32> {
+    writes.iter().filter(|(k, _)| !k.starts_with("change") && !k.ends_with("Lease")).map(|(k, n)| (k.clone(), *n)).collect()
+}

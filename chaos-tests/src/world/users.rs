@@ -1,0 +1,222 @@
+//! What people do: as kubectl does it, and as the gateway writes a start, a stop and a restart.
+
+use super::{
+    Action, World,
+    api::Verb,
+    mutants::Mutant,
+    server::{Res, Seen},
+};
+use api::names;
+use embedded::semantics::{
+    value::{items, text},
+    write::{DeleteOptions, Part, Propagation},
+};
+use serde_json::{Value, json};
+use std::rc::Rc;
+
+/// Namespace of all machines.
+pub const NS: &str = "default";
+
+/// Something that a person does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Deed {
+    /// A machine with this strategy.
+    Create(String, &'static str),
+    /// An instance without a machine.
+    CreateBare(String),
+    /// Start.
+    Start(String),
+    /// Stop, within this grace where one is named.
+    Stop(String, Option<u64>),
+    /// Restart.
+    Restart(String),
+    /// Another strategy.
+    Strategy(String, &'static str),
+    /// Delete the machine, its instance too or not.
+    Delete(String, bool),
+    /// Delete the instance.
+    DeleteInstance(String),
+    /// Delete the pod, also by force.
+    DeletePod(String, bool),
+    /// Labels of machine, instance and pod.
+    Label(String, u64),
+    /// Take the label away by which the agent finds the instance.
+    Unlabel(String),
+}
+
+/// Strategies that are drawn.
+pub const STRATEGIES: [&str; 5] = ["Always", "RerunOnFailure", "Manual", "Halted", "Once"];
+
+/// A machine as admission lets it through.
+pub fn machine(name: &str, strategy: &str, grace: u64) -> Value {
+    json!({
+        "metadata": {"name": name, "namespace": NS, "finalizers": [names::FINALIZER_VM]},
+        "spec": {"runStrategy": strategy, "template": {"metadata": {"labels": {"vm": name}}, "spec": spec(grace)}},
+    })
+}
+
+fn spec(grace: u64) -> Value {
+    json!({"domain": {"memory": {"guest": "64Mi"}, "devices": {}}, "terminationGracePeriodSeconds": grace})
+}
+
+impl World {
+    pub(super) fn vm(&mut self, name: &str) -> Option<Rc<Seen>> {
+        self.server.get(Res::Vm, NS, name)
+    }
+
+    pub(super) fn vmi(&mut self, name: &str) -> Option<Rc<Seen>> {
+        self.server.get(Res::Vmi, NS, name)
+    }
+
+    fn pod_of(&mut self, name: &str) -> Option<Rc<Seen>> {
+        let vmi = self.vmi(name)?;
+        self.server.all(Res::Pod).into_iter().find(|p| p.owner().is_some_and(|(_, _, uid)| uid == vmi.uid()))
+    }
+
+    /// Somebody does something. Whether it was done.
+    pub(super) fn deed(&mut self, deed: &Deed) -> bool {
+        self.say(|| format!("somebody: {deed:?}"));
+        self.mark(&[6]);
+        let done = match deed {
+            Deed::Create(name, strategy) => {
+                let grace = self.dice.between(0, 8);
+                self.serve(Verb::Create(Res::Vm, NS.into(), machine(name, strategy, grace)), None).is_ok()
+            }
+            Deed::CreateBare(name) => {
+                let grace = self.dice.between(0, 8);
+                let object = json!({"metadata": {"name": name, "finalizers": [names::FINALIZER_VMI]}, "spec": spec(grace)});
+                self.serve(Verb::Create(Res::Vmi, NS.into(), object), None).is_ok()
+            }
+            Deed::Start(name) => self.start(name),
+            Deed::Stop(name, grace) => self.stop(name, *grace),
+            Deed::Restart(name) => self.restart(name),
+            Deed::Strategy(name, strategy) => {
+                let done = self.set_strategy(name, strategy);
+                if done && *strategy != "Halted" {
+                    self.observe_start(name);
+                }
+                done
+            }
+            Deed::Delete(name, all) => {
+                let propagation = if *all { Propagation::Background } else { Propagation::Orphan };
+                let options = DeleteOptions { propagation: Some(propagation), ..DeleteOptions::default() };
+                self.serve(Verb::Delete(Res::Vm, NS.into(), name.clone(), options), None).is_ok()
+            }
+            Deed::DeleteInstance(name) => self.serve(Verb::delete(Res::Vmi, NS, name, ""), None).is_ok(),
+            Deed::DeletePod(name, force) => match self.pod_of(name) {
+                Some(pod) if *force => {
+                    self.remove_by_force(&pod);
+                    true
+                }
+                Some(pod) => self.serve(Verb::delete(Res::Pod, NS, pod.name(), pod.uid()), None).is_ok(),
+                None => false,
+            },
+            Deed::Label(name, n) => {
+                let body = json!({"metadata": {"labels": {"somebody": n.to_string()}}});
+                let pod = self.pod_of(name).map(|p| p.name().to_owned());
+                for (res, name) in [(Res::Vm, Some(name.clone())), (Res::Vmi, Some(name.clone())), (Res::Pod, pod)] {
+                    if let Some(name) = name {
+                        let _ = self.serve(Verb::merge(res, NS, &name, Part::Main, body.clone()), None);
+                    }
+                }
+                true
+            }
+            Deed::Unlabel(name) => {
+                let body = json!({"metadata": {"labels": {names::LABEL_NODE_NAME: null}}});
+                self.serve(Verb::merge(Res::Vmi, NS, name, Part::Main, body), None).is_ok()
+            }
+        };
+        self.publish(None);
+        done
+    }
+
+    fn set_strategy(&mut self, name: &str, strategy: &str) -> bool {
+        let body = json!({"spec": {"runStrategy": strategy}});
+        self.serve(Verb::merge(Res::Vm, NS, name, Part::Main, body), None).is_ok()
+    }
+
+    fn request(&mut self, vm: &Seen, requests: &Value) -> bool {
+        let body = json!({"metadata": {"uid": vm.uid(), "resourceVersion": vm.revision.to_string()},
+            "status": {"stateChangeRequests": requests}});
+        self.serve(Verb::merge(Res::Vm, NS, vm.name(), Part::Status, body), None).is_ok()
+    }
+
+    fn start(&mut self, name: &str) -> bool {
+        let Some(vm) = self.vm(name) else { return false };
+        let vmi = self.vmi(name);
+        let phase = vmi.as_ref().map_or("", |v| v.text("/status/phase"));
+        let over = matches!(phase, "Succeeded" | "Failed");
+        let queue = items(&vm.value, "/status/stateChangeRequests").len();
+        let done = match vm.text("/spec/runStrategy") {
+            _ if vmi.is_some() && !over => false,
+            "Halted" => self.set_strategy(name, "Always"),
+            "RerunOnFailure" if phase == "Failed" => false,
+            "Manual" | "RerunOnFailure" if queue == 0 => {
+                let mut requests = vec![];
+                if let Some(v) = vmi {
+                    requests.push(json!({"action": "Stop", "uid": v.uid()}));
+                }
+                requests.push(json!({"action": "Start"}));
+                self.request(&vm, &json!(requests))
+            }
+            _ => false,
+        };
+        if done {
+            self.observe_start(name);
+        }
+        done
+    }
+
+    fn stop(&mut self, name: &str, grace: Option<u64>) -> bool {
+        let Some(vm) = self.vm(name) else { return false };
+        let vmi = self.vmi(name).filter(|v| !matches!(v.text("/status/phase"), "Succeeded" | "Failed"));
+        if let (Some(g), Some(v)) = (grace, &vmi) {
+            let body = json!({"metadata": {"uid": v.uid()}, "spec": {"terminationGracePeriodSeconds": g}});
+            let _ = self.serve(Verb::merge(Res::Vmi, NS, name, Part::Main, body), None);
+        }
+        let done = match (vm.text("/spec/runStrategy"), &vmi) {
+            ("Always" | "Once" | "Manual" | "RerunOnFailure", Some(v)) if self.is(Mutant::StopOnlyDeletes) => {
+                self.serve(Verb::delete(Res::Vmi, NS, name, v.uid()), None).is_ok()
+            }
+            ("Always" | "Once", _) => self.set_strategy(name, "Halted"),
+            ("Manual" | "RerunOnFailure", Some(v)) => {
+                self.request(&vm, &json!([{"action": "Stop", "uid": v.uid()}]))
+            }
+            _ => false,
+        };
+        if done {
+            self.observe_stop(name, vmi.as_ref().map(|v| v.uid()));
+        }
+        done
+    }
+
+    fn restart(&mut self, name: &str) -> bool {
+        let (Some(vm), Some(vmi)) = (self.vm(name), self.vmi(name)) else { return false };
+        let queue = items(&vm.value, "/status/stateChangeRequests").len();
+        let can = !matches!(text(&vm.value, "/spec/runStrategy"), "Halted" | "Once") && queue == 0;
+        let requests = json!([{"action": "Stop", "uid": vmi.uid()}, {"action": "Start"}]);
+        let done = can && self.request(&vm, &requests);
+        if done {
+            self.observe_start(name);
+        }
+        done
+    }
+
+    /// A random deed about a random machine, and the next one after a while.
+    pub(super) fn user(&mut self) {
+        let Some(name) = self.dice.pick(&self.names.clone()).cloned() else { return };
+        let grace = self.dice.chance(300).then_some(0);
+        let strategy = self.dice.pick(&STRATEGIES).copied().unwrap_or("Always");
+        let deed = match self.dice.below(20) {
+            0..=3 => Deed::Start(name),
+            4..=7 => Deed::Stop(name, grace),
+            8..=10 => Deed::Restart(name),
+            11..=12 => Deed::Strategy(name, strategy),
+            13 => Deed::Delete(name, self.dice.chance(800)),
+            _ => Deed::Create(name, strategy),
+        };
+        self.deed(&deed);
+        let pause = self.dice.between(200, 15_000);
+        self.after(pause, Action::User);
+    }
+}

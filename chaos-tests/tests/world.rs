@@ -1,0 +1,123 @@
+//! The model world: seeds hold, mutants are caught, crash points change nothing, the same seed is the same run.
+
+use chaos_tests::world::{
+    mutants::Mutant,
+    run::{self, Options, Outcome, Scenario},
+};
+use std::sync::{
+    Mutex,
+    atomic::{AtomicU64, Ordering},
+};
+
+/// Seeds that are run on every change.
+const SEEDS: u64 = 300;
+/// Seeds within which every mutant has to be caught.
+const MUTANT_SEEDS: u64 = 150;
+
+/// Seeds that once violated something, and what it was. They stay, whatever they do today.
+const ONCE: &[(u64, &str)] = &[
+    (2, "a stop before the machine ran was counted as a failed start"),
+    (10, "two leaders took turns while one stood still"),
+    (16, "an outcome was never acknowledged, because its node was no interest of the cell any more"),
+    (22, "a deletion at the compacted revision was lost"),
+    (24, "a node stayed unschedulable after its agent had come back"),
+    (25, "the outcome of a launcher that was never instructed was not told"),
+    (41, "the rest of a restart undid a stop"),
+    (70, "the rest of a restart undid a stop"),
+    (95, "an instance was deleted for a wish of a machine that was older than it"),
+    (96, "requests of another strategy stayed for ever"),
+    (151, "an object known by its own creation alone was deleted while the watch was down, and nobody told"),
+    (168, "a creation landed after its instance was gone"),
+];
+
+fn run_all(seeds: impl Iterator<Item = u64> + Send, options: &Options, done: impl Fn(&Outcome) -> bool + Sync) {
+    let seeds = Mutex::new(seeds);
+    let stop = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while stop.load(Ordering::Relaxed) == 0 {
+                    let Some(seed) = seeds.lock().unwrap().next() else { return };
+                    if done(&run::seed(seed, options)) {
+                        stop.store(1, Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn seeds_hold() {
+    let wrong = Mutex::new(vec![]);
+    let sum = Mutex::new((0, 0));
+    let known = ONCE.iter().map(|(s, _)| *s).filter(|s| *s >= SEEDS);
+    run_all((0..SEEDS).chain(known), &Options::default(), |o| {
+        let mut sum = sum.lock().unwrap();
+        *sum = (sum.0 + o.steps, sum.1 + o.starts);
+        for v in &o.violations {
+            let before = ONCE.iter().find(|(s, _)| *s == o.seed).map_or("", |(_, what)| what);
+            let text = format!("seed {}: {} at {} ms: {} ({}) {before}", o.seed, v.check, v.at, v.text, o.swarm);
+            wrong.lock().unwrap().push(text);
+        }
+        false
+    });
+    let wrong = wrong.into_inner().unwrap();
+    assert!(wrong.is_empty(), "virtfold-chaos run --journal --seed N shows more:\n{}", wrong.join("\n"));
+    let (steps, starts) = sum.into_inner().unwrap();
+    // A world in which nothing happens holds, too.
+    assert!(steps > SEEDS * 100 && u64::from(starts) > SEEDS, "{steps} steps, {starts} domains");
+}
+
+#[test]
+fn every_mutant_is_caught_by_its_check() {
+    let mut missed = vec![];
+    for (mutant, check) in Mutant::ALL {
+        let caught = Mutex::new(None);
+        let options = Options { mutant: Some(*mutant), ..Options::default() };
+        run_all(0..MUTANT_SEEDS, &options, |o| {
+            let hit = o.violations.iter().any(|v| v.check == *check);
+            if hit {
+                caught.lock().unwrap().get_or_insert(o.seed);
+            }
+            hit
+        });
+        match caught.into_inner().unwrap() {
+            Some(seed) => println!("{mutant:?} is caught by {check} with seed {seed}"),
+            None => missed.push(format!("{mutant:?} by {check}")),
+        }
+    }
+    assert!(missed.is_empty(), "not caught within {MUTANT_SEEDS} seeds: {}", missed.join(", "));
+}
+
+#[test]
+fn a_crash_before_or_after_any_effect_changes_nothing_in_the_end() {
+    let mut wrong = vec![];
+    let mut points = 0;
+    for scenario in [Scenario::Start, Scenario::Stop, Scenario::Delete] {
+        run::crash_points(scenario, |crashed| {
+            points += 1;
+            for v in &crashed.outcome.violations {
+                wrong.push(format!("{scenario:?} {:?}: {}: {}", crashed.point, v.check, v.text));
+            }
+        });
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(points >= 40, "only {points} crash points");
+}
+
+#[test]
+fn the_same_seed_is_the_same_run() {
+    let options = Options { record: true, ..Options::default() };
+    let mut hashes = std::collections::BTreeSet::new();
+    for seed in 1000..1006 {
+        let (a, b) = (run::seed(seed, &options), run::seed(seed, &options));
+        let differs = a.log.iter().zip(&b.log).find(|(x, y)| x != y);
+        assert_eq!(differs, None, "seed {seed}");
+        assert_eq!((a.hash, a.log.len(), a.steps), (b.hash, b.log.len(), b.steps), "seed {seed}");
+        hashes.insert(a.hash);
+        // Whether somebody reads along changes nothing.
+        assert_eq!(run::seed(seed, &Options::default()).hash, a.hash, "seed {seed}");
+    }
+    assert_eq!(hashes.len(), 6, "different seeds are different runs");
+}
