@@ -41,6 +41,8 @@ pub(crate) mod model;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
+mod tests_nodes;
+#[cfg(test)]
 mod tests_vmi;
 
 pub use cell::Vm;
