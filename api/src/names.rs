@@ -46,6 +46,9 @@ pub const ANN_ACCELERATOR: &str = "virtfold.io/accelerator";
 /// Node annotation: boot id of the kernel.
 pub const ANN_BOOT_ID: &str = "virtfold.io/boot-id";
 
+/// Annotation on a VM (a bare VMI carries its own): which fact about its node proved that its machine had stopped there.
+pub const ANN_FENCED: &str = "virtfold.io/fenced";
+
 /// Readiness gate of the launcher pod, written by the node agent.
 pub const GATE_UNPAUSED: &str = "kubevirt.io/virtual-machine-unpaused";
 /// Out-of-service taint, the fact that fences a node.

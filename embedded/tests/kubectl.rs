@@ -156,8 +156,9 @@ async fn kubectl_works_unchanged() {
     assert!(!k.ok(&["create", "token", "default"]).await.trim().is_empty());
 
     // Of a kind that nobody serves it is said that there is none.
-    let err =
-        k.fails(&["apply", "-f", "-"], "apiVersion: none.example.com/v1\nkind: Nothing\nmetadata: {name: nothing}\n").await;
+    let err = k
+        .fails(&["apply", "-f", "-"], "apiVersion: none.example.com/v1\nkind: Nothing\nmetadata: {name: nothing}\n")
+        .await;
     assert!(err.contains("no matches for kind \"Nothing\" in version \"none.example.com/v1\""), "{err}");
 
     // Describing and explaining.

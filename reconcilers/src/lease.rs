@@ -63,6 +63,14 @@ pub enum LeaseError {
         #[source]
         source: kube::Error,
     },
+    /// The API server did not answer in time whether it is renewed.
+    #[error("nobody answered within {after:?} whether lease {name} is renewed")]
+    Unanswered {
+        /// The Lease.
+        name: String,
+        /// How long was tried.
+        after: Duration,
+    },
     /// The written Lease has no usable resourceVersion.
     #[error("lease {0} has no decimal resourceVersion")]
     Version(String),
@@ -186,7 +194,11 @@ impl Leadership {
             let deadline = *self.until.borrow();
             loop {
                 let sent = Instant::now();
-                match self.renew().await {
+                // A request that hangs must not keep a leader in office.
+                let Ok(renewed) = tokio::time::timeout_at(deadline, self.renew()).await else {
+                    return LeaseError::Unanswered { name: name(), after: self.config.duration };
+                };
+                match renewed {
                     Ok(Renewal::Done) => {
                         self.until.send_replace(sent + self.config.duration);
                         break;

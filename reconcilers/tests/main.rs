@@ -305,3 +305,45 @@ async fn a_set_makes_scales_replaces_adopts_and_goes_with_its_instances() {
     // Both lives can be read back, and the machines of today do the same.
     w.assert_replays();
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_two_controllers_one_leads_and_the_other_takes_over() {
+    let w = World::new().await;
+    let (_a_gate, a_open) = tokio::sync::watch::channel(true);
+    let (b_gate, b_open) = tokio::sync::watch::channel(true);
+    let (_c_gate, c_open) = tokio::sync::watch::channel(true);
+    let sessions = || w.agent.sessions.load(Ordering::SeqCst);
+    let (_, a) = w.rival(a_open);
+    eventually("the first one leads", || async { sessions() == 1 }).await;
+    let (_, b) = w.rival(b_open);
+    w.create(Kind::VirtualMachine, vm("web", "Always")).await;
+    w.status("web", "Running").await;
+    assert_eq!(sessions(), 1, "who stands by keeps quiet");
+
+    // Killed: nothing is given up.
+    a.abort();
+    let _ = a.await;
+    let killed = std::time::Instant::now();
+    eventually("the second one leads", || async { sessions() == 2 }).await;
+    println!("killed: another one leads after {:?}, of which 3 s are the lease", killed.elapsed());
+    w.create(Kind::VirtualMachine, vm("second", "Always")).await;
+    w.status("second", "Running").await;
+
+    // Cut off from the API server: it stops by itself, and what it had sent arrives too late.
+    let (stop, c) = w.rival(c_open);
+    b_gate.send_replace(false);
+    let cut = std::time::Instant::now();
+    let ended =
+        tokio::time::timeout(Duration::from_secs(30), b).await.expect("a leader that hears nothing ends").unwrap();
+    assert!(matches!(ended, Err(reconcilers::Error::Lease(_))), "{ended:?}");
+    println!("cut off: it ended after {:?}", cut.elapsed());
+    eventually("the third one leads", || async { sessions() == 3 }).await;
+    println!("cut off: another one leads after {:?}", cut.elapsed());
+    b_gate.send_replace(true);
+    w.create(Kind::VirtualMachine, vm("third", "Always")).await;
+    w.status("third", "Running").await;
+    assert!(w.agent.launchers.lock().unwrap().all.values().all(|l| l.starts == 1));
+    assert_eq!(w.agent.running().len(), 3);
+    stop.cancel();
+    c.await.unwrap().unwrap();
+}

@@ -14,8 +14,8 @@ use api::names;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-/// How long an agent may be silent before no new launchers are placed on its node.
-const SILENCE: Millis = Millis::secs(60);
+/// How long an agent may be silent before people are told and no new launchers are placed on its node.
+pub const SILENCE: Millis = Millis::secs(60);
 
 /// What can happen to a Node cell.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -92,6 +92,7 @@ impl Node {
                     c.out_of_service && c.ready == Some(false) && view.is_some_and(|v| v.meta.uid == c.meta.uid)
                 })
                 .map(|c| c.meta.rv),
+            gone: self.node.is_absent(),
         }
     }
 
@@ -247,5 +248,6 @@ mod tests {
         assert_eq!(n.fact().fenced, Some(ResourceVersion(2)));
         n.step(&Event::new(Timestamp(3), Input::Gone("n".into())));
         assert_eq!(n.fact().fenced, None, "a deleted Node object proves nothing");
+        assert!(n.fact().gone, "but people are told of it");
     }
 }

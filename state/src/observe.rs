@@ -173,6 +173,21 @@ pub struct VmStatus {
     pub desired_generation: Option<i64>,
 }
 
+/// What proved that a machine had stopped on a node that cannot be asked: the Node, at a version at which it was not ready
+/// and carried the taint.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Witness {
+    /// UID of the VMI that stopped.
+    pub vmi: String,
+    /// The node.
+    pub node: String,
+    /// Version of the Node, by a live read.
+    pub resource_version: String,
+    /// Key of the taint.
+    pub taint: String,
+}
+
 /// A VirtualMachine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct VmView {
@@ -188,6 +203,9 @@ pub struct VmView {
     pub claims: Vec<String>,
     /// Digests of the template.
     pub template: Template,
+    /// The fence that was recorded last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fenced: Option<Witness>,
     /// Trace of the write that changed the spec.
     pub traceparent: Option<String>,
     /// Who changed the spec last, as admission saw it.
@@ -233,6 +251,7 @@ impl Project for VmView {
             uses_running: raw.spec.running.is_some(),
             claims: spec.map(|s| claims(&s)).unwrap_or_default(),
             template: Template::of(&raw.spec.template),
+            fenced: raw.metadata.annotations.get(names::ANN_FENCED).and_then(|w| serde_json::from_str(w).ok()),
             traceparent: raw.metadata.annotations.get(names::ANN_TRACEPARENT).cloned(),
             changed_by: raw.metadata.annotations.get(names::ANN_CHANGED_BY).cloned(),
             status: raw.status,

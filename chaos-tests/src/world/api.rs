@@ -391,7 +391,8 @@ fn summary(o: &Seen) -> String {
         }
     }
     if let Some(n) = o.node().filter(|_| o.res == Res::Node) {
-        words.push(format!("ready {:?}, schedulable {:?}, out of service {}", n.ready, n.schedulable, n.out_of_service));
+        words
+            .push(format!("ready {:?}, schedulable {:?}, out of service {}", n.ready, n.schedulable, n.out_of_service));
     }
     if o.deleting() {
         words.push("deleting".into());

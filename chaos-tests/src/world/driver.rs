@@ -24,6 +24,9 @@ use std::{
     rc::Rc,
 };
 
+/// The boot that every node is in: no node of this world is booted again.
+const BOOT: &str = "boot-1";
+
 /// Which cell.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CellId {
@@ -638,7 +641,8 @@ impl World {
         if let Some(cell) = self.driver(c).and_then(|d| d.nodes.get_mut(node)) {
             cell.inventory = Some((number, complete, reflector_rv));
         }
-        let report = Report::Inventory { node: node.clone(), session: number, complete, reflector_rv };
+        let report =
+            Report::Inventory { node: node.clone(), session: number, complete, reflector_rv, boot_id: BOOT.into() };
         self.tell(c, &(String::new(), Interest::Node(node.clone())), &Input::Reported(report));
         self.drain(c);
     }
@@ -702,7 +706,7 @@ impl Driver {
                 .map(|(_, o)| Input::Reported(Report::Outcome { node: node(), outcome: o.clone() })),
         );
         inputs.extend(cell.inventory.map(|(session, complete, reflector_rv)| {
-            Input::Reported(Report::Inventory { node: node(), session, complete, reflector_rv })
+            Input::Reported(Report::Inventory { node: node(), session, complete, reflector_rv, boot_id: BOOT.into() })
         }));
         self.inputs.extend(inputs.into_iter().map(|i| (key.clone(), i)));
     }

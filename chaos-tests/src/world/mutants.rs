@@ -3,8 +3,8 @@
 use super::{World, server::Res};
 use state::{
     ResourceVersion,
-    vm::{Fact, Input, Sight},
     observe::Object,
+    vm::{Fact, Input, Sight},
 };
 
 /// A mechanism that is broken on purpose.

@@ -26,6 +26,8 @@ pub enum Res {
     Vm,
     /// VirtualMachineInstance.
     Vmi,
+    /// VirtualMachineInstanceReplicaSet.
+    Set,
     /// Pod.
     Pod,
     /// ControllerRevision.
@@ -40,14 +42,15 @@ pub enum Res {
 
 impl Res {
     /// All of them.
-    pub const ALL: [Res; 7] =
-        [Self::Vm, Self::Vmi, Self::Pod, Self::Revision, Self::Claim, Self::Node, Self::Lease];
+    pub const ALL: [Res; 8] =
+        [Self::Vm, Self::Vmi, Self::Set, Self::Pod, Self::Revision, Self::Claim, Self::Node, Self::Lease];
 
     /// Group and plural.
     fn names(self) -> (&'static str, &'static str) {
         match self {
             Self::Vm => ("kubevirt.io", "virtualmachines"),
             Self::Vmi => ("kubevirt.io", "virtualmachineinstances"),
+            Self::Set => ("kubevirt.io", "virtualmachineinstancereplicasets"),
             Self::Pod => ("", "pods"),
             Self::Revision => ("apps", "controllerrevisions"),
             Self::Claim => ("", "persistentvolumeclaims"),
@@ -61,6 +64,7 @@ impl Res {
         match self {
             Self::Vm => Some(Kind::VirtualMachine),
             Self::Vmi => Some(Kind::VirtualMachineInstance),
+            Self::Set => Some(Kind::VirtualMachineInstanceReplicaSet),
             Self::Pod => Some(Kind::Pod),
             Self::Revision => Some(Kind::ControllerRevision),
             Self::Claim => Some(Kind::PersistentVolumeClaim),
@@ -74,6 +78,7 @@ impl Res {
         match kind {
             Kind::VirtualMachine => Self::Vm,
             Kind::VirtualMachineInstance => Self::Vmi,
+            Kind::VirtualMachineInstanceReplicaSet => Self::Set,
             Kind::Pod => Self::Pod,
             Kind::ControllerRevision => Self::Revision,
             Kind::PersistentVolumeClaim => Self::Claim,
@@ -373,9 +378,7 @@ impl Server {
         let key = r.key(old.namespace(), old.name());
         let at = Expect::At(i64::try_from(old.revision).unwrap_or(0));
         match self.store.write(&key, at, bytes) {
-            Outcome::Done(revision) => {
-                Ok(self.committed(Seen::new(old.res, revision, new), Some(old.clone()), goes))
-            }
+            Outcome::Done(revision) => Ok(self.committed(Seen::new(old.res, revision, new), Some(old.clone()), goes)),
             Outcome::Conflict(_) => Err(Status::modified(&r.group, &r.plural, old.name())),
         }
     }

@@ -324,17 +324,33 @@ impl World {
         Self { server, client, agent, tls, writes: Arc::default(), explainer, folder, stop }
     }
 
+    /// Starts one of several controllers: nothing proves that there is no other. Its requests hang while the gate is closed.
+    pub fn rival(
+        &self,
+        gate: tokio::sync::watch::Receiver<bool>,
+    ) -> (CancellationToken, tokio::task::JoinHandle<Result<(), reconcilers::Error>>) {
+        self.run(gate, false)
+    }
+
     /// Starts a controller; cancel the token and await the handle to end it. Aborting the handle is a kill.
     pub fn controller(&self) -> (CancellationToken, tokio::task::JoinHandle<Result<(), reconcilers::Error>>) {
+        self.run(tokio::sync::watch::channel(true).1, true)
+    }
+
+    fn run(
+        &self,
+        gate: tokio::sync::watch::Receiver<bool>,
+        exclusive: bool,
+    ) -> (CancellationToken, tokio::task::JoinHandle<Result<(), reconcilers::Error>>) {
         let stop = CancellationToken::new();
         let config = reconcilers::Config {
-            client: self.counting_client(),
+            client: self.counting_client(gate),
             dial: transport::direct(),
             tls: self.tls.clone(),
             lease: LeaseConfig {
                 duration: Duration::from_secs(3),
                 renew_every: Duration::from_millis(500),
-                exclusive: true,
+                exclusive,
                 ..LeaseConfig::default()
             },
             journal: Some(telemetry::journal::Config::new(self.folder.path().join("journal"), "controller", "test")),
@@ -355,13 +371,15 @@ impl World {
     }
 
     /// A client whose writes are counted.
-    fn counting_client(&self) -> Client {
+    fn counting_client(&self, gate: tokio::sync::watch::Receiver<bool>) -> Client {
         let (service, writes) = (self.server.service(User::system("controller")), self.writes.clone());
         let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
-            let (mut service, writes) = (service.clone(), writes.clone());
+            let (mut service, writes, mut gate) = (service.clone(), writes.clone(), gate.clone());
             let label = format!("{} {}", request.method(), plural(request.uri().path()));
             let counts = request.method() != http::Method::GET;
             async move {
+                // An error means that nobody can close it any more.
+                let _ = gate.wait_for(|open| *open).await;
                 let response = tower::Service::call(&mut service, request).await?;
                 if counts && !label.contains("leases") {
                     writes.lock().unwrap().push(format!("{label} {}", response.status().as_u16()));

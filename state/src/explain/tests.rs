@@ -391,7 +391,7 @@ fn a_stop_that_the_guest_ignores_ends_in_a_kill() {
 fn the_node_is_gone_or_its_agent_is_silent() {
     let fact = |w: &mut World, ready, since: Option<Timestamp>| {
         let session = since.is_none().then_some(w.session);
-        let fact = NodeFact { node: "n1".into(), ready, session, silent_since: since, fenced: None };
+        let fact = NodeFact { node: "n1".into(), ready, session, silent_since: since, fenced: None, gone: false };
         w.feed(Input::Configured(Fact::Node(fact)));
     };
     let mut w = running("Always");

@@ -102,6 +102,9 @@ pub struct NodeFact {
     pub silent_since: Option<Timestamp>,
     /// Version of the Node object that proves it fenced: not ready and tainted out-of-service.
     pub fenced: Option<ResourceVersion>,
+    /// The Node object was deleted, which proves nothing about what runs there.
+    #[serde(default)]
+    pub gone: bool,
 }
 
 /// Configuration, or a fact of another cell.

@@ -305,6 +305,7 @@ impl World {
                         session: self.agent_up.then_some(self.session),
                         silent_since: (!self.agent_up).then_some(Timestamp(self.now)),
                         fenced: None,
+                        gone: false,
                     })));
                     self.inventory(node);
                 }
@@ -367,6 +368,7 @@ impl World {
             session: Some(self.session),
             silent_since: None,
             fenced: None,
+            gone: false,
         })));
         self.inventory("n1".into());
     }

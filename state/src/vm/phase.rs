@@ -106,6 +106,9 @@ impl Vm {
                 self.want_wake(until);
                 return Next::stay(vmi);
             }
+            if v.evidence == Evidence::Fenced && self.missing_witness().is_some() {
+                return Next::stay(vmi);
+            }
             let phase = Self::final_phase(v.cause, vmi);
             let reason = match (v.evidence, v.cause) {
                 (Evidence::PodRemoved, _) => "PodRemoved",

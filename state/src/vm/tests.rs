@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 mod deletion;
 mod instances;
 mod machines;
+mod nodes;
 mod properties;
 mod revisions;
 mod status;
@@ -319,7 +320,14 @@ fn a_silent_agent_changes_ready_after_a_minute_and_nothing_else() {
     w.agent_up = false;
     let since = Timestamp(w.now);
     let fact = |session, silent_since, ready| {
-        Input::Configured(Fact::Node(NodeFact { node: "n1".into(), ready, session, silent_since, fenced: None }))
+        Input::Configured(Fact::Node(NodeFact {
+            node: "n1".into(),
+            ready,
+            session,
+            silent_since,
+            fenced: None,
+            gone: false,
+        }))
     };
     w.feed(fact(None, Some(since), true));
     w.settle(59_000);

@@ -4,8 +4,9 @@ use super::cell::{Told, Vm};
 use crate::{
     NodeName,
     domain::{Cause, DomainState, RefusalReason},
-    observe::{ContainerState, Phase, VmiView},
+    observe::{ContainerState, Phase, VmiView, Witness},
 };
+use api::names;
 use serde::Deserialize;
 
 /// How the domain of a VMI ended, and how that is known.
@@ -36,6 +37,11 @@ pub enum Evidence {
     Fenced,
     /// The node was booted again.
     Rebooted,
+}
+
+/// A witness as it stands in an annotation.
+pub(super) fn text(w: &Witness) -> String {
+    serde_json::to_string(w).unwrap_or_default()
 }
 
 /// The launcher's termination message: the durable copy of the outcome.
@@ -100,13 +106,6 @@ impl Vm {
             let message = message.clone();
             return Some(Verdict { cause: Cause::StartFailed, message, evidence: Evidence::StartRefused });
         }
-        if self.pod_is_gone() {
-            return Some(Verdict {
-                cause: Cause::OutcomeUnknown,
-                message: "the launcher pod was removed".into(),
-                evidence: Evidence::PodRemoved,
-            });
-        }
         if let Some(rv) = self.node_fact().and_then(|n| n.fenced) {
             return Some(Verdict {
                 cause: Cause::OutcomeUnknown,
@@ -114,7 +113,49 @@ impl Vm {
                 evidence: Evidence::Fenced,
             });
         }
+        if self.pod_is_gone() {
+            return Some(Verdict {
+                cause: Cause::OutcomeUnknown,
+                message: format!("the launcher pod was removed: {} declared it stopped", self.declared_by()),
+                evidence: Evidence::PodRemoved,
+            });
+        }
         None
+    }
+
+    /// Who answers for a pod that was removed before its launcher had ended.
+    pub(super) fn declared_by(&self) -> &'static str {
+        match self.node_fact() {
+            Some(n) if n.gone => "PodGC (node deleted)",
+            Some(_) | None => "whoever removed it",
+        }
+    }
+
+    /// What has to be recorded before anything follows from the fence of the node.
+    pub(super) fn witness(&self) -> Option<Witness> {
+        let vmi = self.vmi.get()?;
+        let open = match vmi.phase {
+            Phase::Scheduled | Phase::Running => true,
+            Phase::Unset | Phase::Pending | Phase::Scheduling | Phase::Succeeded | Phase::Failed | Phase::Unknown => {
+                false
+            }
+        };
+        let fenced = open && self.verdict(vmi).is_some_and(|v| v.evidence == Evidence::Fenced);
+        let fact = self.node_fact().filter(|_| fenced)?;
+        Some(Witness {
+            vmi: vmi.meta.uid.0.clone(),
+            node: fact.node.0.clone(),
+            resource_version: fact.fenced?.to_string(),
+            taint: names::TAINT_OUT_OF_SERVICE.into(),
+        })
+    }
+
+    /// The witness that the VM does not have yet. The VMI does not end before it does, and nothing is created before the VMI has
+    /// ended.
+    pub(super) fn missing_witness(&self) -> Option<Witness> {
+        self.own_vmi()?;
+        let recorded = self.vm.get()?.fenced.as_ref().map(|w| (&w.vmi, &w.node));
+        self.witness().filter(|w| recorded != Some((&w.vmi, &w.node)))
     }
 
     /// The node was booted since the domain was authorised: nothing of before is left. A complete inventory that has the domain

@@ -40,6 +40,14 @@ impl Vm {
         if self.plan_vm_finalizer(&vm, out) {
             return;
         }
+        if let Some(witness) = self.missing_witness() {
+            let body = json!({"metadata": {
+                "uid": vm.meta.uid, "resourceVersion": vm.meta.rv.to_string(),
+                "annotations": {api::names::ANN_FENCED: super::verdict::text(&witness)},
+            }});
+            self.patch(At::Vm, self.vm_ref(), false, Class::Urgent, "witness", body, out);
+            return;
+        }
         if self.wish(&vm) == Wish::Unhalt && vm.meta.deleting.is_none() {
             let mut spec = Map::new();
             if vm.uses_running {

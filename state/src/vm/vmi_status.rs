@@ -5,21 +5,19 @@ use super::{
     command::Command,
     phase::Next,
     plan::without,
-    verdict::Evidence,
+    verdict::{Evidence, text},
     waits::{Wait, Weight, paused_words},
 };
 use crate::{
-    Millis, Timestamp,
+    Timestamp,
     condition::{self, Cond},
     domain::{Domain, DomainState, InterfaceFacts},
+    node::SILENCE,
     object::Class,
     observe::{Phase, VmiStatus, VmiView, VolumeView},
 };
 use api::names;
 use serde_json::{Map, Value, json};
-
-/// How long an agent may be silent before people are told.
-pub const SILENCE: Millis = Millis::secs(60);
 
 /// Conditions of a VMI that this cell writes. All others are kept as they are.
 const OWN: [&str; 8] = [
@@ -61,17 +59,28 @@ impl Vm {
         if want.node_label != vmi.node_label {
             meta.insert("labels".into(), json!({names::LABEL_NODE_NAME: want.node_label}));
         }
+        let mut annotations = Map::new();
         if want.boot_id != vmi.boot_id {
-            meta.insert("annotations".into(), json!({names::ANN_BOOT_ID: want.boot_id}));
+            annotations.insert(names::ANN_BOOT_ID.into(), json!(want.boot_id));
+        }
+        // An instance without a VM keeps the proof itself.
+        if next.evidence == Some(Evidence::Fenced)
+            && self.own_vmi().is_none()
+            && let Some(witness) = self.witness()
+        {
+            annotations.insert(names::ANN_FENCED.into(), json!(text(&witness)));
         }
         let loose = self.loosened(&vmi);
         if !loose.is_empty() {
             meta.insert("finalizers".into(), json!(without(&vmi.meta.finalizers, &loose)));
         }
         let status = diff(&vmi.status, &want.status);
-        let moved = !meta.is_empty();
+        let moved = !meta.is_empty() || !annotations.is_empty();
         if let Some(generation) = self.generation_bump(&vmi) {
-            meta.insert("annotations".into(), json!({names::ANN_VM_GENERATION: generation.to_string()}));
+            annotations.insert(names::ANN_VM_GENERATION.into(), json!(generation.to_string()));
+        }
+        if !annotations.is_empty() {
+            meta.insert("annotations".into(), Value::Object(annotations));
         }
         if meta.is_empty() && status.is_empty() {
             self.lazy.remove(&At::Vmi);
@@ -109,8 +118,9 @@ impl Vm {
             (Phase::Running, _) => self.note(about, false, "Started", "The virtual machine is running", out),
             (Phase::Succeeded, _) => self.note(about, false, "Stopped", "The virtual machine was shut down", out),
             (Phase::Failed, Some(Evidence::PodRemoved)) => {
-                let text = "The launcher pod was removed: whoever removed it declared the virtual machine stopped";
-                self.note(about, true, "Stopped", text, out);
+                let who = self.declared_by();
+                let text = format!("The launcher pod was removed: {who} declared the virtual machine stopped");
+                self.note(about, true, "Stopped", &text, out);
             }
             (Phase::Failed, _) => {
                 self.note(about, true, "Stopped", &next.failure_words(), out);

@@ -6,12 +6,12 @@
 use super::{
     cell::{Told, Vm, What},
     strategy::Wish,
-    vmi_status::SILENCE,
 };
 use crate::{
     NodeName, Timestamp,
     condition::{self, Cond},
     domain::DomainState,
+    node::SILENCE,
     observe::{ContainerState, Phase, PodView, Strategy, VmView, VmiView},
     slot::Slot,
 };

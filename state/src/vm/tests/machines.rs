@@ -120,6 +120,7 @@ fn nodes() -> Vec<Option<NodeFact>> {
         session,
         silent_since: None,
         fenced,
+        gone: false,
     };
     vec![None, Some(fact(Some(1), None)), Some(fact(None, None)), Some(fact(None, Some(ResourceVersion(5))))]
 }
