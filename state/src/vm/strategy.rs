@@ -87,7 +87,7 @@ impl Vm {
             // Who halts a machine overrides the starts that were asked for before; else the rest of a restart would undo it.
             // A halted machine cannot be asked to restart, so a Start behind a Stop is older than that.
             Strategy::Halted => {
-                let before = vm.status.run_strategy.as_deref().is_some_and(|s| s != "Halted");
+                let before = vm.status.run_strategy.as_deref().is_some_and(|s| !s.is_empty() && s != "Halted");
                 if before || q.first().is_some_and(|r| r.action == "Stop") {
                     q.retain(|r| r.action != "Start");
                 }

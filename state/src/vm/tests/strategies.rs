@@ -82,10 +82,13 @@ fn rule_1_1_each_strategy_with_and_without_an_instance_cell_by_cell() {
                     let run = Wish::Run { paused: *head == "Start paused" };
                     let (start, stop) = (head.starts_with("Start"), *head == "Stop");
                     let want = match (strategy, vmi) {
-                        ("Always" | "Once", None) => run,
+                        ("Always", None) => run,
+                        // It takes no requests.
+                        ("Once", None) => Wish::Run { paused: false },
                         ("RerunOnFailure", None) if start || was != "RerunOnFailure" => run,
                         ("Manual", None) if start => run,
-                        ("Halted", None) if start => Wish::Unhalt,
+                        // A start that was asked for before the machine was halted is overridden.
+                        ("Halted", None) if start && was.is_empty() => Wish::Unhalt,
                         ("Halted", Some(_)) => Wish::Stop,
                         ("Always" | "RerunOnFailure", Some(p)) if stop || p.is_final() => Wish::Stop,
                         ("Manual", Some(_)) if stop => Wish::Stop,
