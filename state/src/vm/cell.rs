@@ -368,6 +368,9 @@ impl Vm {
                 self.acked.remove(&(o.pod.clone(), o.seq));
             }
             Report::Inventory { node, session, complete, boot_id, reflector_rv: _ } => {
+                if self.inventory.get(node).is_some_and(|i| i.session > *session) {
+                    return;
+                }
                 let here = self.node_name().as_ref() == Some(node);
                 if here && self.boot.as_ref().is_some_and(|b| b != boot_id) {
                     // What was told before the node was booted again is over. The new boot cannot have told of it yet.

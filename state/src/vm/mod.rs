@@ -40,8 +40,6 @@ pub mod waits;
 pub(crate) mod model;
 #[cfg(test)]
 mod tests;
-#[cfg(test)]
-mod tests_vmi;
 
 pub use cell::Vm;
 pub use command::{

@@ -36,6 +36,8 @@ pub struct Launcher {
     pub acknowledged: bool,
     pub guest: GuestFacts,
     pub paused_reason: String,
+    /// Of a boot before: nobody on the node knows of it.
+    pub lost: bool,
 }
 
 pub struct World {
@@ -315,6 +317,9 @@ impl World {
             return;
         }
         for (pod, l) in self.launchers.clone() {
+            if l.lost {
+                continue;
+            }
             if let Some(o) = l.outcome.filter(|_| !l.acknowledged) {
                 self.reports.push(Report::Outcome { node: node.clone(), outcome: o });
             }
@@ -469,7 +474,9 @@ impl World {
             && vmi["status"]["activePods"][i.pod.as_str()] == "n1"
             && ["Scheduled", "Running"].contains(&vmi["status"]["phase"].as_str().unwrap_or(""));
         let rv = self.rv;
-        let Some(l) = self.launchers.get_mut(i.pod.as_str()) else { return refuse(RefusalReason::Failed, rv) };
+        let Some(l) = self.launchers.get_mut(i.pod.as_str()).filter(|l| !l.lost) else {
+            return refuse(RefusalReason::Failed, rv);
+        };
         match i.kind {
             InstructKind::Start if !authorised => refuse(RefusalReason::Superseded, rv),
             InstructKind::Start => {
@@ -504,7 +511,7 @@ impl World {
     pub fn end_with(&mut self, pod: &str, cause: Cause, message: &str) {
         let now = self.now;
         let Some(l) = self.launchers.get_mut(pod) else { return };
-        if l.outcome.is_some() || l.starts == 0 {
+        if l.outcome.is_some() || l.starts == 0 || l.lost {
             return;
         }
         l.seq += 1;
@@ -552,6 +559,13 @@ impl World {
                 return true;
             }
             let l = self.launchers.get(&uid).cloned().unwrap_or_default();
+            if running && l.lost && pod["metadata"].get("deletionTimestamp").is_none() {
+                // What the kubelet says of containers of a boot before.
+                pod["status"] = json!({"phase": "Failed", "containerStatuses": [
+                    {"name": "compute", "state": {"terminated": {"exitCode": 137, "reason": "ContainerStatusUnknown"}}}]});
+                self.put(Kind::Pod, pod);
+                return true;
+            }
             if running && l.starts > 0 && pod["status"]["conditions"][0]["status"] == "False" {
                 pod["status"]["conditions"] = json!([{"type": "Ready", "status": "True"}]);
                 self.put(Kind::Pod, pod);
@@ -585,6 +599,20 @@ impl World {
             }
         }
         false
+    }
+
+    /// The node is booted again: whatever ran there is over, and nobody is left to say how it ended. Its kubelet may have said so
+    /// of the pods before the agent is heard.
+    pub fn reboot(&mut self, kubelet_first: bool) {
+        self.boot_id.push('\'');
+        for l in self.launchers.values_mut() {
+            l.lost = true;
+        }
+        self.reports.clear();
+        if kubelet_first {
+            while self.advance_node() {}
+        }
+        self.connect();
     }
 
     /// The controller dies and comes back: it is told what lists say, from the leaves up, as its driver does.
@@ -716,6 +744,24 @@ impl World {
         for (vmi, pods) in &self.pods_ever {
             assert!(pods.len() <= 1, "{vmi} had pods {pods:?}");
         }
+    }
+}
+
+#[test]
+fn a_node_that_is_booted_again_at_any_time_leads_to_one_running_guest() {
+    for seed in 0..300_u64 {
+        let mut w = World::with(vm("Always"));
+        let mut d = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        for _ in 0..3 {
+            for _ in 0..d.roll(150) {
+                w.chaos(&mut d, true);
+            }
+            let kubelet_first = d.chance(50);
+            w.reboot(kubelet_first);
+        }
+        let w = converge(seed, w, true, |w| w.phase() == "Running" && w.printable() == "Running");
+        let alive = w.launchers.values().filter(|l| l.state == Some(DomainState::Running) && !l.lost).count();
+        assert_eq!(alive, 1, "seed {seed}");
     }
 }
 

@@ -6,28 +6,29 @@ use crate::{domain::Cause, object::Kind};
 use serde_json::{Value, json};
 
 mod deletion;
+mod instances;
 mod machines;
 mod properties;
 mod revisions;
 mod status;
 mod strategies;
 
-pub(super) fn running(strategy: &str) -> World {
+fn running(strategy: &str) -> World {
     let mut w = World::with(vm(strategy));
     w.settle(10_000);
     assert_eq!(w.phase(), "Running", "{:?}", w.writes);
     w
 }
 
-pub(super) fn vmi(w: &World) -> Value {
+fn vmi(w: &World) -> Value {
     w.get(Kind::VirtualMachineInstance).cloned().unwrap_or_default()
 }
 
-pub(super) fn vmobj(w: &World) -> Value {
+fn vmobj(w: &World) -> Value {
     w.get(Kind::VirtualMachine).cloned().unwrap()
 }
 
-pub(super) fn condition(o: &Value, kind: &str) -> Option<(String, String)> {
+fn condition(o: &Value, kind: &str) -> Option<(String, String)> {
     let c = o["status"]["conditions"].as_array()?.iter().find(|c| c["type"] == kind)?.clone();
     Some((c["status"].as_str()?.into(), c["reason"].as_str().unwrap_or("").into()))
 }
@@ -38,7 +39,7 @@ fn message(o: &Value, kind: &str) -> String {
     found.unwrap_or_default().to_owned()
 }
 
-pub(super) fn pod_uid(w: &World) -> String {
+fn pod_uid(w: &World) -> String {
     w.get(Kind::Pod).unwrap()["metadata"]["uid"].as_str().unwrap().to_owned()
 }
 

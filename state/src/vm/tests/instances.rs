@@ -1,9 +1,9 @@
-//! Tables of what happens to a VMI when.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
+//! What happens to a VMI when: section 2 of the behaviour reference.
 
-use super::{
+use super::{condition, pod_uid, running, vmi, vmobj};
+use crate::vm::{
+    Command, Order, Sight,
     model::{World, vm},
-    tests::{condition, pod_uid, running, vmi, vmobj},
 };
 use crate::{
     domain::{Cause, DomainState, InterfaceFacts, OsInfo},
@@ -39,7 +39,7 @@ fn compute(state: Value) -> Value {
 }
 
 #[test]
-fn each_phase_has_its_trigger_and_is_recorded_once() {
+fn rule_2_3_each_phase_has_its_trigger_and_is_recorded_once() {
     let mut m = vm("Once");
     m["spec"]["template"]["spec"]["volumes"] = json!([{"name": "d", "persistentVolumeClaim": {"claimName": "c1"}}]);
     let mut w = World::with(m);
@@ -73,7 +73,7 @@ fn each_phase_has_its_trigger_and_is_recorded_once() {
 }
 
 #[test]
-fn what_befalls_the_pod_before_the_start_fails_the_vmi() {
+fn rule_2_3_what_befalls_the_pod_before_the_start_fails_the_vmi() {
     let terminated = json!({"terminated": {"exitCode": 1, "reason": "Error"}});
     for (pod, reason) in [
         (json!({"status": {"phase": "Failed", "reason": "Evicted"}}), "LauncherFailed"),
@@ -91,13 +91,13 @@ fn what_befalls_the_pod_before_the_start_fails_the_vmi() {
     let mut w = scheduling();
     let pod = w.get(Kind::Pod).unwrap().clone();
     w.objects.retain(|(kind, _), _| *kind != Kind::Pod);
-    w.sights.push(super::Sight::Vanished(crate::observe::object(Kind::Pod, &pod).unwrap().reference()));
+    w.sights.push(Sight::Vanished(crate::observe::object(Kind::Pod, &pod).unwrap().reference()));
     w.settle(2_000);
     assert_eq!((w.phase().as_str(), vmi(&w)["status"]["reason"].as_str()), ("Failed", Some("PodRemoved")));
 }
 
 #[test]
-fn a_vmi_that_is_deleted_before_it_has_a_pod_fails_and_goes() {
+fn rule_2_3_a_vmi_that_is_deleted_before_it_has_a_pod_fails_and_goes() {
     let mut m = vm("Manual");
     m["spec"]["template"]["spec"]["volumes"] = json!([{"name": "d", "persistentVolumeClaim": {"claimName": "c1"}}]);
     let mut w = World::with(m);
@@ -111,7 +111,7 @@ fn a_vmi_that_is_deleted_before_it_has_a_pod_fails_and_goes() {
 }
 
 #[test]
-fn every_container_of_the_pod_has_to_be_ready_before_the_start() {
+fn rule_2_3_every_container_of_the_pod_has_to_be_ready_before_the_start() {
     for (other, phase) in [
         (json!({"name": "sidecar", "ready": false, "state": {"running": {}}}), "Scheduling"),
         (json!({"name": "sidecar", "ready": true, "state": {"running": {}}}), "Scheduled"),
@@ -132,7 +132,7 @@ fn every_container_of_the_pod_has_to_be_ready_before_the_start() {
 }
 
 #[test]
-fn the_cause_of_the_end_decides_between_succeeded_and_failed() {
+fn rule_2_3_the_cause_of_the_end_decides_between_succeeded_and_failed() {
     use Cause::*;
     let table: &[(Cause, i64, bool, Phase)] = &[
         (GuestShutdown, 5, true, Phase::Succeeded),
@@ -167,7 +167,7 @@ fn the_cause_of_the_end_decides_between_succeeded_and_failed() {
 }
 
 #[test]
-fn a_final_phase_absorbs_whatever_comes_later() {
+fn rule_2_3_a_final_phase_absorbs_whatever_comes_later() {
     let mut w = running("Once");
     let pod = pod_uid(&w);
     w.end(&pod, Cause::GuestShutdown);
@@ -184,7 +184,7 @@ fn a_final_phase_absorbs_whatever_comes_later() {
 }
 
 #[test]
-fn ready_says_what_is_missing() {
+fn rule_2_5_ready_says_what_is_missing() {
     // No pod.
     let mut m = vm("Once");
     m["spec"]["template"]["spec"]["volumes"] = json!([{"name": "d", "persistentVolumeClaim": {"claimName": "c1"}}]);
@@ -223,7 +223,7 @@ fn ready_says_what_is_missing() {
 }
 
 #[test]
-fn a_text_that_changes_is_written_although_status_and_reason_stay() {
+fn rule_2_5_a_text_that_changes_is_written_although_status_and_reason_stay() {
     let mut w = scheduling();
     for text in ["0/1 nodes are available: 1 Insufficient memory", "0/2 nodes are available: 2 Insufficient cpu"] {
         let cond = json!([{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": text}]);
@@ -242,7 +242,7 @@ fn a_text_that_changes_is_written_although_status_and_reason_stay() {
 }
 
 #[test]
-fn paused_and_agent_conditions_come_and_go_with_their_cause() {
+fn rule_2_5_paused_and_agent_conditions_come_and_go_with_their_cause() {
     let mut w = running("Always");
     let pod = pod_uid(&w);
     for (reason, want) in [("PausedByUser", "PausedByUser"), ("PausedIOError", "PausedIOError"), ("", "PausedByUser")] {
@@ -279,7 +279,7 @@ fn paused_and_agent_conditions_come_and_go_with_their_cause() {
 }
 
 #[test]
-fn the_status_tells_what_the_guest_and_its_pod_are() {
+fn rule_2_7_and_2_11_the_status_tells_what_the_guest_and_its_pod_are() {
     let mut m = vm("Always");
     m["spec"]["template"]["spec"]["volumes"] = json!([
         {"name": "system", "containerDisk": {"image": "i:1"}},
@@ -343,7 +343,7 @@ fn the_status_tells_what_the_guest_and_its_pod_are() {
 }
 
 #[test]
-fn a_deletion_shuts_the_guest_down_within_its_grace_or_kills_at_once() {
+fn rule_2_9_a_deletion_shuts_the_guest_down_within_its_grace_or_kills_at_once() {
     for (grace, kind) in [(5, "shutdown"), (0, "kill")] {
         let mut m = vm("Always");
         m["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = json!(grace);
@@ -353,7 +353,7 @@ fn a_deletion_shuts_the_guest_down_within_its_grace_or_kills_at_once() {
         let mut told = vec![];
         for _ in 0..20 {
             for c in &w.flying {
-                if let super::Command::Instruct { order: super::Order::Do(i), .. } = c {
+                if let Command::Instruct { order: Order::Do(i), .. } = c {
                     told.push((i.kind.name(), i.deadline.0));
                 }
             }
@@ -369,7 +369,7 @@ fn a_deletion_shuts_the_guest_down_within_its_grace_or_kills_at_once() {
 }
 
 #[test]
-fn a_pod_that_somebody_deletes_ends_its_guest_in_order() {
+fn rule_2_9_a_pod_that_somebody_deletes_ends_its_guest_in_order() {
     for (obeys, phase) in [(true, "Succeeded"), (false, "Failed")] {
         let mut w = running("Once");
         w.guest_obeys = obeys;
@@ -380,7 +380,7 @@ fn a_pod_that_somebody_deletes_ends_its_guest_in_order() {
 }
 
 #[test]
-fn a_node_that_was_booted_again_has_ended_what_ran_there() {
+fn rule_2_9_a_node_that_was_booted_again_has_ended_what_ran_there() {
     let reboot = |w: &mut World| {
         w.launchers.clear();
         w.boot_id = "boot-2".into();
@@ -429,7 +429,7 @@ fn a_node_that_was_booted_again_has_ended_what_ran_there() {
 }
 
 #[test]
-fn a_bare_vmi_stays_as_it_ended_until_somebody_deletes_it() {
+fn rule_2_9_a_bare_vmi_stays_as_it_ended_until_somebody_deletes_it() {
     let mut w = World::new();
     w.put(
         Kind::VirtualMachineInstance,
@@ -450,7 +450,7 @@ fn a_bare_vmi_stays_as_it_ended_until_somebody_deletes_it() {
 }
 
 #[test]
-fn a_panic_of_the_guest_is_told_in_event_and_condition() {
+fn rule_2_3_a_panic_of_the_guest_is_told_in_event_and_condition() {
     let mut w = running("Once");
     let pod = pod_uid(&w);
     w.end_with(&pod, Cause::Panicked, "the guest's kernel panicked");
