@@ -63,7 +63,6 @@ fn a_start_is_one_trace_across_the_processes() -> Result<()> {
         nodes: 1,
         arguments: vec!["--stop-guests".into(), "--otlp-endpoint".into(), endpoint],
         environment: vec![("VIRTFOLD_LOG".into(), LOUD.into())],
-        ..Options::default()
     })?;
     // What nobody but the guest may see.
     let secret = "hush-7c1e-user-data";

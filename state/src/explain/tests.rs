@@ -439,7 +439,7 @@ fn the_processors_are_stopped() {
 
 #[test]
 fn the_name_belongs_to_another_instance() {
-    let mut w = World::new();
+    let mut w = World::default();
     let other = json!({"apiVersion": "v1", "kind": "Other", "name": "o", "uid": "o", "controller": true});
     w.put(
         Kind::VirtualMachineInstance,

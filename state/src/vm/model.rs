@@ -138,8 +138,8 @@ fn check_phases(before: Option<&Value>, after: &Value) {
     assert_eq!(was, authorised, "authority goes with Scheduled, and stays: {after:#}");
 }
 
-impl World {
-    pub fn new() -> Self {
+impl Default for World {
+    fn default() -> Self {
         Self {
             now: 1000,
             rv: 100,
@@ -171,9 +171,11 @@ impl World {
             plan_twice: false,
         }
     }
+}
 
+impl World {
     pub fn with(object: Value) -> Self {
-        let mut w = Self::new();
+        let mut w = Self::default();
         w.put(Kind::VirtualMachine, object);
         w
     }

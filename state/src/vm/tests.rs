@@ -286,7 +286,7 @@ fn a_launcher_that_is_killed_fails_the_vmi_and_always_starts_another() {
 
 #[test]
 fn a_bare_vmi_runs_and_is_torn_down() {
-    let mut w = World::new();
+    let mut w = World::default();
     w.put(
         Kind::VirtualMachineInstance,
         json!({

@@ -120,7 +120,7 @@ fn rule_1_3_an_instance_without_a_controller_is_adopted_after_a_live_read_of_the
         ("Once", "Running", "Running"),
         ("Halted", "", "Stopped"),
     ] {
-        let mut w = World::new();
+        let mut w = World::default();
         w.put(Kind::VirtualMachineInstance, bare.clone());
         w.settle(10_000);
         w.put(Kind::VirtualMachine, vm(strategy));
@@ -144,7 +144,7 @@ fn rule_1_3_an_instance_without_a_controller_is_adopted_after_a_live_read_of_the
 
 #[test]
 fn rule_1_3_a_vm_that_the_live_read_shows_deleting_adopts_nothing() {
-    let mut w = World::new();
+    let mut w = World::default();
     w.put(
         Kind::VirtualMachineInstance,
         json!({"metadata": {"name": "web", "namespace": "ns", "uid": "v1", "finalizers": [api::names::FINALIZER_VMI]},

@@ -181,7 +181,7 @@ fn a_fence_that_was_lifted_in_time_ends_nothing() {
 
 #[test]
 fn a_bare_instance_keeps_the_proof_itself() {
-    let mut w = World::new();
+    let mut w = World::default();
     w.put(VMI, json!({"metadata": {"name": "web", "namespace": "ns", "uid": "bare", "finalizers": [api::names::FINALIZER_VMI],
         "creationTimestamp": "1970-01-01T00:00:00Z"}, "spec": {"domain": {"memory": {"guest": "64Mi"}, "devices": {}}}}));
     w.settle(10_000);

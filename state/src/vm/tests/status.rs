@@ -348,7 +348,7 @@ fn a_failure_that_changes_its_words_is_told_in_the_new_ones() {
 
 #[test]
 fn rule_1_10_an_instance_of_the_name_that_is_somebody_elses_is_a_failure_and_left_alone() {
-    let mut w = World::new();
+    let mut w = World::default();
     w.put(
         Kind::VirtualMachineInstance,
         json!({"metadata": {"name": "web", "namespace": "ns", "uid": "v1", "finalizers": [api::names::FINALIZER_VMI],
