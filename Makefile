@@ -9,7 +9,7 @@ help:
 	@echo "                (KEEP=1 make demo leaves it up; make demo-down takes that down)"
 	@echo "make test       every test; TEST=name runs those whose names contain it, PACKAGE=crate those of one crate"
 	@echo "make lint       formatting and clippy"
-	@echo "make bench      the figures of README.md"
+	@echo "make bench      the figures of README.md, then those on a real kube-apiserver (needs Go)"
 	@echo "make kubernetes kube-apiserver and kube-controller-manager for tests and benches (target/go/bin; needs Go)"
 	@echo "make guest      the guest image (target/guest); guest/check boots it in a bare QEMU"
 	@echo "make setup      install what is missing"
@@ -42,3 +42,4 @@ lint: setup
 
 bench: guest
 	@scripts/bench
+	@scripts/bench --kubernetes

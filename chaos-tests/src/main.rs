@@ -1,6 +1,7 @@
 //! `virtfold-chaos`: the second binary of the workspace, for tests alone. `virtfold-chaos --help` says what it does.
 
 use anyhow::{Context, Result};
+use chaos_tests::kubernetes::{CONTROLLER, Kubernetes, NODES};
 use chaos_tests::world::{
     mutants::Mutant,
     run::{self, Options, Outcome, Scenario},
@@ -8,7 +9,7 @@ use chaos_tests::world::{
 use clap::{Parser, Subcommand};
 use std::{
     collections::BTreeMap,
-    io::Read,
+    io::{Read, Write},
     ops::Range,
     path::PathBuf,
     process::ExitCode,
@@ -65,6 +66,10 @@ enum Command {
         /// Data folder.
         data: PathBuf,
     },
+    /// Starts a real control plane of Kubernetes with our definitions and roles, prints one line of JSON about it, and takes it
+    /// down when its standard input ends.
+    #[command(hide = true)]
+    Kubernetes,
 }
 
 fn range(text: &str) -> Result<Range<u64>, String> {
@@ -102,6 +107,7 @@ fn main() -> Result<ExitCode> {
             chaos_tests::e2e::leaks::sweep(&data)?;
             Ok(ExitCode::SUCCESS)
         }
+        Command::Kubernetes => kubernetes(),
     }
 }
 
@@ -202,4 +208,18 @@ fn crash_points(only: Option<Scenario>) -> ExitCode {
     }
     println!("{all} crash points, {bad} violated");
     if bad > 0 { ExitCode::from(1) } else { ExitCode::SUCCESS }
+}
+
+/// A control plane for whoever reads our standard output.
+fn kubernetes() -> Result<ExitCode> {
+    let k = Kubernetes::start()?;
+    k.install()?;
+    let controller = k.kubeconfig_of(CONTROLLER, None)?;
+    let nodes = k.kubeconfig_of(NODES, Some("system:masters"))?;
+    let about =
+        serde_json::json!({"data": k.data, "port": k.port, "token": k.token, "controller": controller, "nodes": nodes});
+    println!("{about}");
+    std::io::stdout().flush()?;
+    std::io::stdin().read_to_end(&mut Vec::new())?;
+    Ok(ExitCode::SUCCESS)
 }
