@@ -36,8 +36,11 @@ pub mod vm_status;
 pub mod vmi_status;
 pub mod waits;
 
-#[cfg(test)]
-pub(crate) mod model;
+// The benchmarks run on it, too.
+#[cfg(any(test, feature = "model"))]
+#[doc(hidden)]
+#[allow(missing_docs)]
+pub mod model;
 #[cfg(test)]
 mod tests;
 

@@ -768,6 +768,7 @@ fn a_node_that_is_booted_again_at_any_time_leads_to_one_running_guest() {
 }
 
 /// Runs a seed until the condition holds, or says which seed did not get there.
+#[cfg(test)]
 fn converge(seed: u64, mut w: World, crashes: bool, done: impl Fn(&World) -> bool) -> World {
     let mut d = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     for _ in 0..400 {
