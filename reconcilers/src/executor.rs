@@ -115,7 +115,8 @@ impl Executor {
         };
         let body: DynamicObject = match serde_json::from_value(body) {
             Ok(o) => o,
-            Err(e) => return unreadable(target, &e),
+            // The error may quote a value.
+            Err(_) => return unreadable(target, &"what is made of the source is no object"),
         };
         match self.api(target).create(&PostParams::default(), &body).await {
             Ok(o) => applied(target.kind, &o),
@@ -219,6 +220,11 @@ fn failed<O>(kind: Kind, error: kube::Error, write: bool) -> Settled<O> {
                 if (400..=499).contains(&code) || !write { Settled::Refused(refusal) } else { Settled::Failed(refusal) }
             }
         },
+        // The error may quote what it could not read.
+        kube::Error::SerdeError(_) => {
+            tracing::warn!(kind = kind.name(), write, "the API server's answer is no object");
+            Settled::Unknown
+        }
         other => {
             tracing::warn!(kind = kind.name(), error = %other, write, "no answer from the API server");
             Settled::Unknown

@@ -1,6 +1,7 @@
 //! The controller against a real API server in this process, over real sessions, with modelled nodes.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
+mod secrets;
 mod support;
 
 use proto::agent;

@@ -214,7 +214,8 @@ impl Cluster {
         self.config.clone()
     }
 
-    fn log(&self) -> PathBuf {
+    /// What `virtfold up` says.
+    pub fn log(&self) -> PathBuf {
         // Beside the data folder: it must outlive it for a failure's sake, and must not be in the product's way.
         self.data.with_extension("log")
     }

@@ -5,6 +5,7 @@ use anyhow::{Result, ensure};
 use chaos_tests::e2e::{
     cluster::{Cluster, Options},
     manifest::vm,
+    process,
     vm::{START, Vm},
     wait,
 };
@@ -19,6 +20,9 @@ use std::{
     collections::BTreeSet,
     sync::{Arc, Mutex, PoisonError},
 };
+
+/// All that our own crates say.
+const LOUD: &str = "info,state=trace,reconcilers=trace,node_agent=trace,gateway=trace,launcher=trace,embedded=debug";
 
 /// (service, span)
 type Spans = Arc<Mutex<Vec<(String, Span)>>>;
@@ -58,9 +62,12 @@ fn a_start_is_one_trace_across_the_processes() -> Result<()> {
     let cluster = Cluster::start(Options {
         nodes: 1,
         arguments: vec!["--stop-guests".into(), "--otlp-endpoint".into(), endpoint],
+        environment: vec![("VIRTFOLD_LOG".into(), LOUD.into())],
         ..Options::default()
     })?;
-    let machine = Vm::running(&cluster, &vm("traced"))?;
+    // What nobody but the guest may see.
+    let secret = "hush-7c1e-user-data";
+    let machine = Vm::running(&cluster, &vm("traced").user_data(&format!("#!/bin/sh\n: {secret}\n")))?;
     machine.wait_condition("AgentConnected", "True", START)?;
     let vmi = machine.vmi()?;
     let parent = vmi["metadata"]["annotations"]["virtfold.io/traceparent"].as_str().unwrap_or_default().to_owned();
@@ -74,7 +81,29 @@ fn a_start_is_one_trace_across_the_processes() -> Result<()> {
         let whole = names.iter().any(|n| n == "start") && names.iter().any(|n| n == "guest-agent");
         Ok(if whole { Ok(()) } else { Err(format!("{parent}: {names:?}")) })
     })?;
+    for process in process::all() {
+        let environment = std::fs::read(format!("/proc/{}/environ", process.pid)).unwrap_or_default();
+        let seen = process.arguments.join(" ") + &String::from_utf8_lossy(&environment);
+        ensure!(!seen.contains(secret), "process {} ({}) shows user data", process.pid, process.name);
+    }
     machine.delete()?;
+    ensure!(cluster.terminate(std::time::Duration::from_secs(60))? == Some(0), "{}", cluster.log_tail());
+    ensure!(!format!("{spans:?}").contains(secret), "a span shows user data");
+    for log in [cluster.log(), cluster.data.join("nodes/node-1/agent.log")] {
+        let said = std::fs::read(&log)?;
+        ensure!(!String::from_utf8_lossy(&said).contains(secret), "{} shows user data", log.display());
+    }
+    let mut lines = 0;
+    for segment in telemetry::journal::segments(&cluster.data.join("journal"))? {
+        for piece in state::journal::pieces(&std::fs::read(&segment)?) {
+            let state::journal::Piece::Block(block) = piece else { continue };
+            for line in block.raw() {
+                ensure!(!String::from_utf8_lossy(line).contains(secret), "{} shows user data", segment.display());
+                lines += 1;
+            }
+        }
+    }
+    ensure!(lines > 40, "the journals have {lines} records");
 
     let start: Vec<(String, Span)> = of_trace();
     let story = start

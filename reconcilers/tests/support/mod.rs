@@ -399,6 +399,19 @@ impl World {
         found.map(|o| serde_json::to_value(o).unwrap())
     }
 
+    /// Of a core kind that the controller has nothing to do with.
+    pub async fn create_core(&self, kind: &str, plural: &str, object: Value) {
+        let r = ApiResource {
+            group: String::new(),
+            version: "v1".into(),
+            api_version: "v1".into(),
+            kind: kind.into(),
+            plural: plural.into(),
+        };
+        let api: Api<DynamicObject> = Api::default_namespaced_with(self.client.clone(), &r);
+        api.create(&PostParams::default(), &serde_json::from_value(object).unwrap()).await.unwrap();
+    }
+
     pub async fn create(&self, kind: Kind, object: Value) {
         let object = serde_json::from_value(object).unwrap();
         self.api(kind).create(&PostParams::default(), &object).await.unwrap();
@@ -436,6 +449,11 @@ impl World {
     }
 
     pub async fn events(&self) -> Vec<String> {
+        self.events_as("reason").await
+    }
+
+    /// A field of the controller's Events.
+    pub async fn events_as(&self, field: &str) -> Vec<String> {
         let r = ApiResource {
             group: String::new(),
             version: "v1".into(),
@@ -446,7 +464,7 @@ impl World {
         let api: Api<DynamicObject> = Api::default_namespaced_with(self.client.clone(), &r);
         let all = api.list(&ListParams::default()).await.unwrap();
         let ours = all.items.into_iter().filter(|e| e.data["source"]["component"] == "virtfold-controller");
-        ours.map(|e| e.data["reason"].as_str().unwrap_or_default().to_owned()).collect()
+        ours.map(|e| e.data[field].as_str().unwrap_or_default().to_owned()).collect()
     }
 }
 

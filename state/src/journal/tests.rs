@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used)]
 use super::*;
 use crate::vm::{Command, Input};
+use proptest::prelude::*;
 
 fn head(block: u64) -> Head {
     Head {
@@ -111,4 +112,87 @@ fn blocks_of_the_second_version_can_be_read() {
     let entry = block.entries().next().unwrap().unwrap();
     assert_eq!((entry.kind(), entry.cell(), entry.seq(), entry.at()), (CellKind::Vm, "ns/web", 2, Timestamp(2)));
     assert_eq!(entry.trace(), Some("0af7651916cd43dd8448eb211c80319c"));
+}
+
+/// What can happen to a file.
+#[derive(Debug, Clone)]
+enum Blow {
+    Flip(usize, u8),
+    Cut(usize),
+    Remove(usize, usize),
+    Insert(usize, Vec<u8>),
+    Repeat(usize, usize),
+    Zero(usize, usize),
+}
+
+fn blow() -> impl Strategy<Value = Blow> {
+    let at = || any::<prop::sample::Index>().prop_map(|i| i.index(1 << 20));
+    let garbage = prop_oneof![
+        prop::collection::vec(any::<u8>(), 0..40),
+        // What looks like the beginning of a block, with lengths of all sizes.
+        prop::collection::vec(any::<u8>(), 0..40).prop_map(|tail| [&MAGIC[..], &tail].concat()),
+    ];
+    prop_oneof![
+        (at(), 1..=u8::MAX).prop_map(|(i, b)| Blow::Flip(i, b)),
+        at().prop_map(Blow::Cut),
+        (at(), 0_usize..400).prop_map(|(i, n)| Blow::Remove(i, n)),
+        (at(), garbage).prop_map(|(i, g)| Blow::Insert(i, g)),
+        (at(), 0_usize..400).prop_map(|(i, n)| Blow::Repeat(i, n)),
+        (at(), 0_usize..400).prop_map(|(i, n)| Blow::Zero(i, n)),
+    ]
+}
+
+fn strike(bytes: &mut Vec<u8>, blow: &Blow) {
+    let len = bytes.len();
+    let range = |i: usize, n: usize| {
+        let from = i % (len + 1);
+        from..(from + n).min(len)
+    };
+    match blow {
+        Blow::Flip(i, b) if len > 0 => bytes[i % len] ^= b,
+        Blow::Flip(..) => {}
+        Blow::Cut(i) => bytes.truncate(i % (len + 1)),
+        Blow::Remove(i, n) => drop(bytes.drain(range(*i, *n))),
+        Blow::Insert(i, garbage) => drop(bytes.splice(range(*i, 0), garbage.iter().copied())),
+        Blow::Repeat(i, n) => {
+            let part = bytes[range(*i, *n)].to_vec();
+            bytes.splice(range(*i, 0), part);
+        }
+        Blow::Zero(i, n) => bytes[range(*i, *n)].fill(0),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_file_that_was_struck_yields_what_is_whole_in_it_and_invents_nothing(blows in prop::collection::vec(blow(), 0..6)) {
+        let blocks = blocks();
+        let mut bytes = blocks.concat();
+        blows.iter().for_each(|b| strike(&mut bytes, b));
+        let mut at = 0;
+        let mut found = [0; 4];
+        for piece in pieces(&bytes) {
+            match piece {
+                Piece::Block(b) => {
+                    let n = usize::try_from(b.head.block).unwrap() - 1;
+                    // It is one that was written, and it stands there.
+                    prop_assert_eq!(&b.head, &head(b.head.block));
+                    prop_assert!(bytes[at..].starts_with(&blocks[n]));
+                    prop_assert_eq!(b.entries().filter(Result::is_ok).count(), 2);
+                    found[n] += 1;
+                    at += blocks[n].len();
+                }
+                Piece::Damage { offset, bytes } => {
+                    prop_assert_eq!(offset, at);
+                    at += bytes;
+                }
+            }
+        }
+        prop_assert_eq!(at, bytes.len(), "each byte is a block's or told as damage");
+        for (n, block) in blocks.iter().enumerate() {
+            let there = bytes.windows(block.len()).filter(|w| w == block).count();
+            prop_assert_eq!(found[n], there, "block {}", n + 1);
+        }
+    }
 }
