@@ -282,7 +282,8 @@ impl<P: Watched> Hub<P> {
         events: impl Stream<Item = watcher::Result<watcher::Event<Seen<P>>>> + Send + 'static,
         quorum: Quorum,
     ) -> Self {
-        let cache = Arc::new(Mutex::new(Cache { objects: BTreeMap::new(), noted: BTreeMap::new(), subscribers: vec![] }));
+        let cache =
+            Arc::new(Mutex::new(Cache { objects: BTreeMap::new(), noted: BTreeMap::new(), subscribers: vec![] }));
         let (ready, synced) = watch::channel(false);
         let (back, went_back) = watch::channel(None);
         let hub = Self { cache: cache.clone(), synced, went_back };

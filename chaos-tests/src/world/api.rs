@@ -91,8 +91,8 @@ pub enum Said {
 /// What goes on with the answer.
 #[derive(Debug, Clone)]
 pub enum Then {
-    /// A command of a cell has ended.
-    Settle(CellId, CommandId),
+    /// A command of a cell has ended; whether it was a write.
+    Settle(CellId, CommandId, bool),
     /// The source of a creation was read.
     Render(Key, CommandId, Recipe, Source, ObjectRef),
     /// The VMI that goes with an instruction was read.
@@ -391,7 +391,8 @@ fn summary(o: &Seen) -> String {
         }
     }
     if let Some(n) = o.node().filter(|_| o.res == Res::Node) {
-        words.push(format!("ready {:?}, schedulable {:?}, out of service {}", n.ready, n.schedulable, n.out_of_service));
+        words
+            .push(format!("ready {:?}, schedulable {:?}, out of service {}", n.ready, n.schedulable, n.out_of_service));
     }
     if o.deleting() {
         words.push("deleting".into());

@@ -1,12 +1,6 @@
 //! Faults that strike by the clock, not by the call.
 
-use super::{
-    Action, World,
-    node::LauncherEvent,
-    server::Res,
-    swarm::Fault,
-    users::Deed,
-};
+use super::{Action, World, node::LauncherEvent, server::Res, swarm::Fault, users::Deed};
 
 impl World {
     /// Once a second, until the world is healed.

@@ -40,7 +40,7 @@ impl World {
                 self.soon(Action::Schedule);
                 self.soon(Action::Collect);
             }
-            Res::Vm | Res::Vmi | Res::Revision => {
+            Res::Vm | Res::Vmi | Res::Set | Res::Revision => {
                 if commit.before.is_none() || commit.gone || o.deleting() {
                     self.soon(Action::Collect);
                 }
@@ -57,7 +57,8 @@ impl World {
         };
         if !*slot {
             *slot = true;
-            let lag = if matches!(action, Action::Schedule) { self.dice.between(1, 30) } else { self.dice.between(20, 800) };
+            let lag =
+                if matches!(action, Action::Schedule) { self.dice.between(1, 30) } else { self.dice.between(20, 800) };
             self.after(lag, action);
         }
     }
@@ -107,8 +108,10 @@ impl World {
             let owners = items(&o.value, "/metadata/ownerReferences");
             owners.first().map(|o| o["uid"].as_str().unwrap_or_default().to_owned())
         };
-        let orphaning: Vec<&Rc<Seen>> =
-            all.iter().filter(|o| o.deleting() && embedded::semantics::value::finalizers(&o.value).contains(&"orphan".into())).collect();
+        let orphaning: Vec<&Rc<Seen>> = all
+            .iter()
+            .filter(|o| o.deleting() && embedded::semantics::value::finalizers(&o.value).contains(&"orphan".into()))
+            .collect();
         for o in &all {
             let Some(uid) = owner(o) else { continue };
             if orphaning.iter().any(|x| x.uid() == uid) {

@@ -347,7 +347,6 @@ impl World {
         }
         self.lead(c);
     }
-
 }
 
 fn lease_write(lease: serde_json::Value) -> Verb {

@@ -98,7 +98,10 @@ impl Ghost {
 
     /// Domains of a machine that run.
     pub fn of_machine<'a>(&'a self, machine: &'a str) -> impl Iterator<Item = (&'a String, &'a Executing)> {
-        self.executing.iter().flat_map(|(v, all)| all.iter().map(move |e| (v, e))).filter(move |(_, e)| e.machine == machine)
+        self.executing
+            .iter()
+            .flat_map(|(v, all)| all.iter().map(move |e| (v, e)))
+            .filter(move |(_, e)| e.machine == machine)
     }
 
     /// Whether a version of this object was like that.
@@ -125,7 +128,7 @@ impl World {
         }
         match now.res {
             Res::Vm | Res::Vmi => self.ghost.history.entry(uid.clone()).or_default().push(now.clone()),
-            Res::Pod | Res::Revision | Res::Claim | Res::Node | Res::Lease => {}
+            Res::Pod | Res::Set | Res::Revision | Res::Claim | Res::Node | Res::Lease => {}
         }
         let by_controller = matches!(by, Some(Proc::Controller(..)));
         match now.res {
@@ -165,8 +168,14 @@ impl World {
             Res::Node => {
                 let fenced = now.node().is_some_and(|v| v.out_of_service && v.ready != Some(true));
                 if let Some(n) = self.nodes.iter().position(|x| x.name.as_str() == now.name()).filter(|_| fenced) {
-                    let pods: Vec<String> =
-                        self.ghost.executing.values().flatten().filter(|e| e.node == n).map(|e| e.pod.clone()).collect();
+                    let pods: Vec<String> = self
+                        .ghost
+                        .executing
+                        .values()
+                        .flatten()
+                        .filter(|e| e.node == n)
+                        .map(|e| e.pod.clone())
+                        .collect();
                     self.ghost.declared.extend(pods);
                 }
             }
@@ -178,7 +187,7 @@ impl World {
                     self.ghost.overridden.push(text);
                 }
             }
-            Res::Revision | Res::Claim | Res::Lease => {}
+            Res::Set | Res::Revision | Res::Claim | Res::Lease => {}
         }
     }
 
@@ -189,12 +198,18 @@ impl World {
             runs.filter(|e| !self.ghost.declared.contains(&e.pod)).map(|e| e.pod.clone()).collect();
         for pod in undeclared {
             let reason = vmi.text("/status/reason");
-            let text = format!("instance {} is {} ({reason}), and pod {pod} runs it", vmi.uid(), vmi.text("/status/phase"));
+            let text =
+                format!("instance {} is {} ({reason}), and pod {pod} runs it", vmi.uid(), vmi.text("/status/phase"));
             self.ghost.alive.push(text);
         }
         if vmi.text("/status/reason") == "PodRemoved" {
-            let active: Vec<String> =
-                vmi.value.pointer("/status/activePods").and_then(Value::as_object).into_iter().flat_map(|m| m.keys().cloned()).collect();
+            let active: Vec<String> = vmi
+                .value
+                .pointer("/status/activePods")
+                .and_then(Value::as_object)
+                .into_iter()
+                .flat_map(|m| m.keys().cloned())
+                .collect();
             for pod in active {
                 if self.exists(Res::Pod, &pod) {
                     self.ghost.unfounded.push(format!("instance {} failed as if its pod {pod} were gone", vmi.uid()));
@@ -205,8 +220,7 @@ impl World {
 
     /// The finalizer of an instance came off.
     fn observe_release(&mut self, vmi: &str) {
-        let runs: Vec<String> =
-            self.ghost.executing.get(vmi).into_iter().flatten().map(|e| e.pod.clone()).collect();
+        let runs: Vec<String> = self.ghost.executing.get(vmi).into_iter().flatten().map(|e| e.pod.clone()).collect();
         for pod in runs {
             if !self.ghost.declared.contains(&pod) && self.exists(Res::Pod, &pod) {
                 self.ghost.unfounded.push(format!("instance {vmi} was let go while pod {pod} runs it"));
@@ -244,7 +258,11 @@ impl World {
                     self.ghost.unfounded.push(format!("pod {uid} is deleted for no reason that anybody can see"));
                 }
             }
-            Kind::VirtualMachine | Kind::ControllerRevision | Kind::PersistentVolumeClaim | Kind::Node => {}
+            Kind::VirtualMachine
+            | Kind::VirtualMachineInstanceReplicaSet
+            | Kind::ControllerRevision
+            | Kind::PersistentVolumeClaim
+            | Kind::Node => {}
         }
     }
 
@@ -282,7 +300,8 @@ impl World {
         let lease = self.server.get(Res::Lease, ns, name);
         let holds = lease.is_some_and(|l| l.text("/spec/holderIdentity") == hello.leader.as_str());
         if hello.epoch < highest && !holds {
-            let text = format!("node {n} accepted epoch {} after {highest}, of one that does not hold the Lease", hello.epoch);
+            let text =
+                format!("node {n} accepted epoch {} after {highest}, of one that does not hold the Lease", hello.epoch);
             self.ghost.disobeyed.push(text);
         }
         self.ghost.accepted.insert(n, highest.max(hello.epoch));

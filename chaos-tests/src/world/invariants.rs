@@ -54,8 +54,11 @@ pub fn check_s4(w: &World) -> Result<(), String> {
 /// S5: no second instance of a machine runs while the first does, unless somebody declared that one dead.
 pub fn check_s5(w: &World) -> Result<(), String> {
     for e in ghost(w).executing.values().flatten() {
-        let all: Vec<_> =
-            ghost(w).of_machine(&e.machine).filter(|(_, e)| !ghost(w).declared.contains(&e.pod)).map(|(v, _)| v).collect();
+        let all: Vec<_> = ghost(w)
+            .of_machine(&e.machine)
+            .filter(|(_, e)| !ghost(w).declared.contains(&e.pod))
+            .map(|(v, _)| v)
+            .collect();
         if all.iter().any(|v| *v != all[0]) {
             return Err(format!("machine {} runs as {all:?} at once", e.machine));
         }

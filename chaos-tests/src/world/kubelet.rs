@@ -180,8 +180,7 @@ impl World {
     }
 
     fn kubelet_remove(&mut self, pod: &Seen) {
-        let options =
-            DeleteOptions { grace: Some(0), uid: Some(pod.uid().to_owned()), ..DeleteOptions::default() };
+        let options = DeleteOptions { grace: Some(0), uid: Some(pod.uid().to_owned()), ..DeleteOptions::default() };
         // Somebody else may have been quicker.
         let _ = self.serve(Verb::Delete(Res::Pod, pod.namespace().into(), pod.name().into(), options), None);
     }

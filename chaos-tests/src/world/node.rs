@@ -400,10 +400,7 @@ impl World {
                 self.over(n, pod, cause);
             }
             LauncherEvent::Exit => self.launcher_exits(n, pod),
-            LauncherEvent::Running
-            | LauncherEvent::Deadline(_)
-            | LauncherEvent::Crashed
-            | LauncherEvent::Exited => {}
+            LauncherEvent::Running | LauncherEvent::Deadline(_) | LauncherEvent::Crashed | LauncherEvent::Exited => {}
         }
     }
 

@@ -55,7 +55,7 @@ pub struct Options {
 pub fn seed(seed: u64, options: &Options) -> Outcome {
     let mut dice = Dice::new(seed ^ 0x5eed);
     let drawn = Swarm::draw(&mut dice);
-    let swarm = options.swarm.clone().unwrap_or(drawn);
+    let swarm = options.swarm.clone().or(options.mutant.and_then(Mutant::swarm)).unwrap_or(drawn);
     let nodes = usize::try_from(dice.between(1, 3)).unwrap_or(1);
     let mut w = World::new(seed, swarm.clone(), nodes, 2);
     w.mutant = options.mutant;
@@ -126,8 +126,7 @@ pub enum Scenario {
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Scenario; 6] =
-        [Self::Start, Self::Stop, Self::Restart, Self::Delete, Self::PowerOff, Self::Crash];
+    pub const ALL: [Scenario; 6] = [Self::Start, Self::Stop, Self::Restart, Self::Delete, Self::PowerOff, Self::Crash];
 
     fn strategy(self) -> &'static str {
         match self {
@@ -222,5 +221,9 @@ pub fn crash_points(which: Scenario, mut each: impl FnMut(Crashed)) {
 
 /// Creations, and deletions of what is not deleted yet: what a crash may neither add nor take away.
 fn lasting(writes: &BTreeMap<String, u32>) -> BTreeMap<String, u32> {
-    writes.iter().filter(|(k, _)| !k.starts_with("change") && !k.ends_with("Lease")).map(|(k, n)| (k.clone(), *n)).collect()
+    writes
+        .iter()
+        .filter(|(k, _)| !k.starts_with("change") && !k.ends_with("Lease"))
+        .map(|(k, n)| (k.clone(), *n))
+        .collect()
 }

@@ -28,6 +28,8 @@ pub enum Res {
     Vmi,
     /// Pod.
     Pod,
+    /// VirtualMachineInstanceReplicaSet.
+    Set,
     /// ControllerRevision.
     Revision,
     /// PersistentVolumeClaim.
@@ -40,8 +42,8 @@ pub enum Res {
 
 impl Res {
     /// All of them.
-    pub const ALL: [Res; 7] =
-        [Self::Vm, Self::Vmi, Self::Pod, Self::Revision, Self::Claim, Self::Node, Self::Lease];
+    pub const ALL: [Res; 8] =
+        [Self::Vm, Self::Vmi, Self::Pod, Self::Set, Self::Revision, Self::Claim, Self::Node, Self::Lease];
 
     /// Group and plural.
     fn names(self) -> (&'static str, &'static str) {
@@ -49,6 +51,7 @@ impl Res {
             Self::Vm => ("kubevirt.io", "virtualmachines"),
             Self::Vmi => ("kubevirt.io", "virtualmachineinstances"),
             Self::Pod => ("", "pods"),
+            Self::Set => ("kubevirt.io", "virtualmachineinstancereplicasets"),
             Self::Revision => ("apps", "controllerrevisions"),
             Self::Claim => ("", "persistentvolumeclaims"),
             Self::Node => ("", "nodes"),
@@ -62,6 +65,7 @@ impl Res {
             Self::Vm => Some(Kind::VirtualMachine),
             Self::Vmi => Some(Kind::VirtualMachineInstance),
             Self::Pod => Some(Kind::Pod),
+            Self::Set => Some(Kind::VirtualMachineInstanceReplicaSet),
             Self::Revision => Some(Kind::ControllerRevision),
             Self::Claim => Some(Kind::PersistentVolumeClaim),
             Self::Node => Some(Kind::Node),
@@ -75,6 +79,7 @@ impl Res {
             Kind::VirtualMachine => Self::Vm,
             Kind::VirtualMachineInstance => Self::Vmi,
             Kind::Pod => Self::Pod,
+            Kind::VirtualMachineInstanceReplicaSet => Self::Set,
             Kind::ControllerRevision => Self::Revision,
             Kind::PersistentVolumeClaim => Self::Claim,
             Kind::Node => Self::Node,
@@ -373,9 +378,7 @@ impl Server {
         let key = r.key(old.namespace(), old.name());
         let at = Expect::At(i64::try_from(old.revision).unwrap_or(0));
         match self.store.write(&key, at, bytes) {
-            Outcome::Done(revision) => {
-                Ok(self.committed(Seen::new(old.res, revision, new), Some(old.clone()), goes))
-            }
+            Outcome::Done(revision) => Ok(self.committed(Seen::new(old.res, revision, new), Some(old.clone()), goes)),
             Outcome::Conflict(_) => Err(Status::modified(&r.group, &r.plural, old.name())),
         }
     }

@@ -138,11 +138,8 @@ impl Swarm {
 
 impl fmt::Display for Swarm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let on: Vec<String> = Fault::ALL
-            .iter()
-            .filter(|x| self.rate(**x) > 0)
-            .map(|x| format!("{x} {}", self.rate(*x)))
-            .collect();
+        let on: Vec<String> =
+            Fault::ALL.iter().filter(|x| self.rate(**x) > 0).map(|x| format!("{x} {}", self.rate(*x))).collect();
         if on.is_empty() { f.write_str("none") } else { f.write_str(&on.join(", ")) }
     }
 }

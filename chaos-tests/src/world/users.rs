@@ -84,7 +84,8 @@ impl World {
             }
             Deed::CreateBare(name) => {
                 let grace = self.dice.between(0, 8);
-                let object = json!({"metadata": {"name": name, "finalizers": [names::FINALIZER_VMI]}, "spec": spec(grace)});
+                let object =
+                    json!({"metadata": {"name": name, "finalizers": [names::FINALIZER_VMI]}, "spec": spec(grace)});
                 self.serve(Verb::Create(Res::Vmi, NS.into(), object), None).is_ok()
             }
             Deed::Start(name) => self.start(name),
@@ -179,9 +180,7 @@ impl World {
                 self.serve(Verb::delete(Res::Vmi, NS, name, v.uid()), None).is_ok()
             }
             ("Always" | "Once", _) => self.set_strategy(name, "Halted"),
-            ("Manual" | "RerunOnFailure", Some(v)) => {
-                self.request(&vm, &json!([{"action": "Stop", "uid": v.uid()}]))
-            }
+            ("Manual" | "RerunOnFailure", Some(v)) => self.request(&vm, &json!([{"action": "Stop", "uid": v.uid()}])),
             _ => false,
         };
         if done {
