@@ -24,9 +24,6 @@ use std::{
     rc::Rc,
 };
 
-/// The boot that every node is in: no node of this world is booted again.
-const BOOT: &str = "boot-1";
-
 /// Which cell.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CellId {
@@ -49,10 +46,31 @@ struct VmCell {
     interests: BTreeSet<Interest>,
 }
 
+/// What an agent said about its inventory last.
+#[derive(Debug, Clone)]
+pub(super) struct Inventory {
+    pub session: u64,
+    pub complete: bool,
+    pub boot_id: String,
+    pub reflector_rv: u64,
+}
+
+impl Inventory {
+    fn report(&self, node: &NodeName) -> Report {
+        Report::Inventory {
+            node: node.clone(),
+            session: self.session,
+            complete: self.complete,
+            reflector_rv: ResourceVersion(self.reflector_rv),
+            boot_id: self.boot_id.clone(),
+        }
+    }
+}
+
 struct NodeCell {
     machine: node::Node,
     told: Option<NodeFact>,
-    inventory: Option<(u64, bool, ResourceVersion)>,
+    inventory: Option<Inventory>,
     domains: BTreeMap<PodUid, (Key, Domain)>,
     outcomes: BTreeMap<PodUid, (Key, Outcome)>,
 }
@@ -86,25 +104,23 @@ pub(super) struct Driver {
     numbers: u64,
 }
 
-fn empty<O>() -> Settled<O> {
-    Settled::Unknown
-}
-
 /// Classifies an answer, as the executor does.
-fn settled<O>(said: &Said, read: impl Fn(&Seen) -> Option<O>) -> Settled<O> {
+fn settled<O>(said: &Said, write: bool, read: impl Fn(&Seen) -> Option<O>) -> Settled<O> {
     match said {
         Said::Object(o) => Settled::Applied(read(o)),
         Said::Deleted => Settled::Gone,
-        Said::Silence => empty(),
+        Said::Silence => Settled::Unknown,
         Said::Status(s) => match s.code {
             404 => Settled::Gone,
             409 => Settled::Conflict,
+            410 => Settled::Unknown,
             429 | 503 => Settled::Busy { after: Millis(1000) },
-            code @ 400..=499 if code != 410 => {
+            code => {
                 let message = if code == 422 { "is invalid".into() } else { s.message.clone() };
-                Settled::Refused(Refusal { code, reason: s.reason.to_string(), message })
+                let refusal = Refusal { code, reason: s.reason.to_string(), message };
+                // A server that failed may have done it all the same.
+                if (400..=499).contains(&code) || !write { Settled::Refused(refusal) } else { Settled::Failed(refusal) }
             }
-            _ => empty(),
         },
     }
 }
@@ -364,11 +380,11 @@ impl World {
                     self.observe_delete(&target);
                     let res = Res::of(target.kind);
                     let verb = Verb::delete(res, &target.namespace, &target.name, target.uid.as_str());
-                    self.write(c, verb, Then::Settle(cell, id));
+                    self.write(c, verb, Then::Settle(cell, id, true));
                 }
                 Command::Confirm { id, target } => {
                     let get = Verb::Get(Res::of(target.kind), target.namespace, target.name);
-                    self.call(me, get, Then::Settle(cell, id));
+                    self.call(me, get, Then::Settle(cell, id, false));
                 }
             }
         }
@@ -384,7 +400,7 @@ impl World {
         let part = if patch.status { Part::Status } else { Part::Main };
         *self.ghost.whys.entry(format!("{} {}", t.kind.name(), patch.why)).or_default() += 1;
         let verb = Verb::merge(Res::of(t.kind), &t.namespace, &t.name, part, patch.body);
-        self.write(c, verb, Then::Settle(cell, id));
+        self.write(c, verb, Then::Settle(cell, id, true));
     }
 
     /// An effect: a place where a controller may die, before or after.
@@ -436,15 +452,15 @@ impl World {
             return;
         }
         match then {
-            Then::Settle(CellId::Vm(key), id) => {
+            Then::Settle(CellId::Vm(key), id, writes) => {
                 if let Said::Object(o) = said {
                     self.controllers[c].note(o);
                 }
-                let result = settled(said, object);
+                let result = settled(said, writes, object);
                 self.settle(c, CellId::Vm(key), id, result);
             }
-            Then::Settle(CellId::Node(name), id) => {
-                let result = settled(said, |o| o.node().cloned());
+            Then::Settle(CellId::Node(name), id, writes) => {
+                let result = settled(said, writes, |o| o.node().cloned());
                 self.node_step(c, &name, node::Input::Settled { id, result });
                 self.drain(c);
             }
@@ -453,7 +469,7 @@ impl World {
                 let vmi = match said {
                     Said::Object(o) if o.uid() == instruction.vmi.as_str() => Ok(o.clone()),
                     Said::Object(_) => Err(Settled::Gone),
-                    other => Err(settled(other, object)),
+                    other => Err(settled(other, false, object)),
                 };
                 let me = self.proc_of(c);
                 let cell = CellId::Vm(key.clone());
@@ -505,7 +521,7 @@ impl World {
             Said::Object(o) if o.uid() == source.object.uid.as_str() && o.revision == source.rv.0 => o,
             Said::Object(_) => return self.settle(c, cell, id, Settled::Conflict),
             other => {
-                let result = settled(other, object);
+                let result = settled(other, false, object);
                 return self.settle(c, cell, id, result);
             }
         };
@@ -518,8 +534,11 @@ impl World {
                     let suffix = self.dice.below(1 << 32);
                     body["metadata"]["name"] = json!(format!("{}-{suffix:x}", target.name));
                 }
+                if self.is(Mutant::NoFinalizer) && target.kind == Kind::VirtualMachineInstance {
+                    body["metadata"]["finalizers"] = json!([]);
+                }
                 let verb = Verb::Create(Res::of(target.kind), target.namespace, body);
-                self.write(c, verb, Then::Settle(cell, id));
+                self.write(c, verb, Then::Settle(cell, id, true));
             }
             Err(e) => {
                 let message = e.to_string();
@@ -563,12 +582,12 @@ impl World {
                         self.patch(c, cell, id, patch);
                     } else {
                         let busy = Said::Status(Status::too_many_requests("", 1));
-                        self.after(1, Action::Answer(me, Then::Settle(cell, id), busy));
+                        self.after(1, Action::Answer(me, Then::Settle(cell, id, true), busy));
                     }
                 }
                 Command::Confirm { id, target } => {
                     let get = Verb::Get(Res::Node, String::new(), target.name);
-                    self.call(me, get, Then::Settle(cell, id));
+                    self.call(me, get, Then::Settle(cell, id, false));
                 }
                 Command::Note(_) | Command::Create { .. } | Command::Delete { .. } | Command::Instruct { .. } => {}
             }
@@ -636,13 +655,11 @@ impl World {
         self.drain(c);
     }
 
-    pub(super) fn heard_inventory(&mut self, c: usize, node: &NodeName, number: u64, complete: bool, rv: u64) {
-        let reflector_rv = ResourceVersion(rv);
+    pub(super) fn heard_inventory(&mut self, c: usize, node: &NodeName, inventory: Inventory) {
+        let report = inventory.report(node);
         if let Some(cell) = self.driver(c).and_then(|d| d.nodes.get_mut(node)) {
-            cell.inventory = Some((number, complete, reflector_rv));
+            cell.inventory = Some(inventory);
         }
-        let report =
-            Report::Inventory { node: node.clone(), session: number, complete, reflector_rv, boot_id: BOOT.into() };
         self.tell(c, &(String::new(), Interest::Node(node.clone())), &Input::Reported(report));
         self.drain(c);
     }
@@ -705,9 +722,7 @@ impl Driver {
                 .filter(|(k, _)| k == key)
                 .map(|(_, o)| Input::Reported(Report::Outcome { node: node(), outcome: o.clone() })),
         );
-        inputs.extend(cell.inventory.map(|(session, complete, reflector_rv)| {
-            Input::Reported(Report::Inventory { node: node(), session, complete, reflector_rv, boot_id: BOOT.into() })
-        }));
+        inputs.extend(cell.inventory.iter().map(|i| Input::Reported(i.report(name))));
         self.inputs.extend(inputs.into_iter().map(|i| (key.clone(), i)));
     }
 }
