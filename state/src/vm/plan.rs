@@ -113,8 +113,11 @@ impl Vm {
                 let id = self.issue(At::Vmi, What::CreateVmi);
                 out.push(Command::Create { id, recipe, source, target });
             }
-            // Made from a newer machine than the one that we see: the wish may be an old one.
-            Wish::Stop if self.own_vmi().and_then(|v| v.vm_generation).is_some_and(|g| g > vm.generation) => {
+            // Made from a newer machine than the one that we see: the wish may be an old one, unless a live read says the same.
+            Wish::Stop
+                if self.vm_read != Some(vm.meta.rv)
+                    && self.own_vmi().and_then(|v| v.vm_generation).is_some_and(|g| g > vm.generation) =>
+            {
                 self.vm.doubt();
             }
             Wish::Stop => {
