@@ -32,7 +32,7 @@ pub struct Options {
     /// Stop at this time (RFC 3339), or at this step of the cell
     #[arg(long, value_name = "TIME|SEQ")]
     pub until: Option<String>,
-    /// Only this cell: vm/NAMESPACE/NAME, node/NAME, agent/UID-OF-POD
+    /// Only this cell: vm/NAMESPACE/NAME, set/NAMESPACE/NAME, node/NAME, agent/UID-OF-POD
     #[arg(long, value_name = "KIND/NAME")]
     pub cell: Option<String>,
     /// How to print
@@ -145,14 +145,15 @@ fn filter(options: &Options) -> anyhow::Result<Filter> {
 }
 
 fn parse_cell(text: &str) -> anyhow::Result<(CellKind, String)> {
-    let wrong = || Usage(format!("--cell {text}: vm/NAMESPACE/NAME, node/NAME or agent/UID is expected"));
+    let wrong =
+        || Usage(format!("--cell {text}: vm/NAMESPACE/NAME, set/NAMESPACE/NAME, node/NAME or agent/UID is expected"));
     let (kind, name) = text.split_once('/').filter(|(_, name)| !name.is_empty()).ok_or_else(wrong)?;
     let kind = kind.to_lowercase();
     let kind = match kind.as_str() {
         "vmi" => CellKind::Vm,
         _ => CellKind::ALL.into_iter().find(|k| k.name().to_lowercase() == kind).ok_or_else(wrong)?,
     };
-    let named_in_default = kind == CellKind::Vm && !name.contains('/');
+    let named_in_default = matches!(kind, CellKind::Vm | CellKind::Set) && !name.contains('/');
     Ok((kind, if named_in_default { format!("default/{name}") } else { name.to_owned() }))
 }
 

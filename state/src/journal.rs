@@ -43,7 +43,7 @@ pub enum CellKind {
 
 impl CellKind {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Vm, Self::Node, Self::Agent];
+    pub const ALL: [Self; 4] = [Self::Vm, Self::Set, Self::Node, Self::Agent];
 
     /// The word in lines and on command lines.
     pub fn name(self) -> &'static str {
