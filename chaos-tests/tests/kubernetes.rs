@@ -1,15 +1,16 @@
 //! On a real kube-apiserver: our definitions and roles are taken, a VM lives its life, and costs the calls that are written down
 //! in `docs/budget.md`, no more.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use chaos_tests::{
-    e2e::{manifest, wait},
+    e2e::{manifest, process, wait},
     kubernetes::{
         self, CONTROLLER, Kubernetes, NODES,
         calls::{self, Counts},
     },
     rules::root,
 };
+use nix::sys::signal::Signal;
 use std::time::{Duration, Instant};
 
 /// Nothing here takes longer; the machine may be busy.
@@ -132,4 +133,81 @@ fn a_vm_costs_what_is_written_down_and_nothing_where_nothing_changes() -> Result
     compare("## From created to Running", &least(&starts))?;
     compare("## The node agent's part", &least(&agents))?;
     compare("## From deleted to gone", &least(&ends))
+}
+
+/// Waits until somebody other than `before` holds the controllers' Lease; who it is.
+fn leader(k: &Kubernetes, before: &str) -> Result<String> {
+    wait::until("a controller that leads", LONG, || {
+        let lease = k.json(&["get", "lease", "-n", "virtfold", "virtfold-controller"])?;
+        let holder = lease["spec"]["holderIdentity"].as_str().unwrap_or_default().to_owned();
+        Ok(if holder.is_empty() || holder == before { Err(format!("'{holder}'")) } else { Ok(holder) })
+    })
+}
+
+/// The UIDs of the VMIs and of their pods.
+fn uids(k: &Kubernetes) -> Result<Vec<String>> {
+    let list =
+        k.ok(&["get", "vmi,pods", "-o", "jsonpath={range .items[*]}{.kind} {.metadata.name} {.metadata.uid}\n{end}"])?;
+    Ok(list.lines().map(str::to_owned).collect())
+}
+
+/// The VM has come to one instance and one launcher pod, and there never was another.
+fn started_once(k: &Kubernetes, name: &str) -> Result<()> {
+    let calls = k.calls()?;
+    let made = |resource: &str, prefix: &str| {
+        let of_controller = calls.iter().filter(|c| c.user == CONTROLLER && c.verb == "create" && !c.is_refused());
+        let of_kind = of_controller.filter(|c| c.resource == resource);
+        of_kind.filter(|c| c.body["metadata"]["name"].as_str().is_some_and(|n| n.starts_with(prefix))).count()
+    };
+    let seen = (made("virtualmachineinstances", name), made("pods", &format!("virt-launcher-{name}")));
+    ensure!(seen == (1, 1), "{name}: {seen:?} VMIs and pods were created");
+    Ok(())
+}
+
+#[test]
+fn another_controller_takes_over_and_a_vm_starts_once() -> Result<()> {
+    kubernetes!();
+    let k = Kubernetes::start()?;
+    k.install()?;
+    let nodes = k.nodes(2, &["--kubelet", "--scheduler"])?;
+    let first = k.controller("first")?;
+    let one = leader(&k, "")?;
+    let second = k.controller("second")?;
+    let said = || format!("{}\n{}\n{}", first.log_tail(), second.log_tail(), nodes.log_tail());
+    k.apply(&manifest::vm("early").text())?;
+    phase(&k, "early", "Running").with_context(said)?;
+    ensure!(leader(&k, "")? == one, "the second took the Lease of one who lives");
+
+    // Stopped amid its work: what it has begun is finished by the other, and what comes meanwhile is begun by it.
+    k.apply(&manifest::vm("amid").text())?;
+    process::signal(first.pid, Signal::SIGSTOP)?;
+    k.apply(&manifest::vm("meanwhile").text())?;
+    let two = leader(&k, &one).with_context(said)?;
+    for name in ["amid", "meanwhile"] {
+        phase(&k, name, "Running").with_context(said)?;
+    }
+    let before = uids(&k)?;
+    process::signal(first.pid, Signal::SIGCONT)?;
+    wait::until("the end of the one who woke", LONG, || {
+        Ok(first.check().err().map(|ended| format!("{ended:#}")).ok_or_else(|| first.log_tail()))
+    })
+    .and_then(|ended| {
+        ensure!(ended.contains("lease"), "it says nothing of the Lease: {ended}");
+        Ok(())
+    })?;
+    ensure!(uids(&k)? == before, "{before:?} became {:?}", uids(&k)?);
+
+    // Killed, and not missed for long.
+    let third = k.controller("third")?;
+    process::signal(second.pid, Signal::SIGKILL)?;
+    k.apply(&manifest::vm("late").text())?;
+    leader(&k, &two).with_context(|| third.log_tail())?;
+    phase(&k, "late", "Running").with_context(|| third.log_tail())?;
+    for name in ["early", "amid", "meanwhile", "late"] {
+        started_once(&k, name)?;
+        phase(&k, name, "Running")?;
+    }
+    third.check()?;
+    ensure!(before.iter().all(|uid| uids(&k).is_ok_and(|now| now.contains(uid))), "{before:?} became {:?}", uids(&k)?);
+    Ok(())
 }

@@ -6,6 +6,7 @@ mod endings;
 mod explain;
 mod kubectl;
 mod many;
+mod nodes;
 mod start;
 mod stop;
 mod takeover;

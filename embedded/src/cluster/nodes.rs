@@ -69,18 +69,18 @@ impl Nodes {
             .get(LEASES, &name)
             .and_then(|lease| lease.spec.as_ref()?.renew_time.as_ref().map(|t| t.0.to_string()))
             .unwrap_or_default();
-        // A kubelet that writes its status lives, too.
+        // A kubelet that writes its status lives, too, and may be seen to do so before its Lease is.
         let beat = node
             .status
             .as_ref()
             .and_then(|s| s.conditions.as_ref())
-            .and_then(|c| c.iter().find(|c| c.type_ == "Ready" && c.status != "Unknown"))
+            .and_then(|c| c.iter().find(|c| c.type_ == "Ready"))
             .and_then(|c| c.last_heartbeat_time.as_ref())
             .map(|t| t.0.to_string())
             .unwrap_or_default();
-        let seen = if renewal.is_empty() { beat } else { renewal };
+        let seen = format!("{renewal} {beat}");
         let entry = self.heard.entry(name).or_insert_with(|| (seen.clone(), Instant::now()));
-        if !seen.is_empty() && entry.0 != seen {
+        if entry.0 != seen {
             *entry = (seen, Instant::now());
         }
         entry.1.elapsed()

@@ -489,9 +489,19 @@ async fn keep_node(shared: Arc<Shared>) {
     let mut heartbeat = tokio::time::interval(node::HEARTBEAT);
     heartbeat.reset();
     let mut renew = tokio::time::interval(node::RENEW);
+    let mut heard = tokio::time::Instant::now();
     loop {
+        let live = async {
+            node::renew(client, &node).await?;
+            // Who was silent for so long may have been given up, and only the node's status takes that back.
+            if heard.elapsed() > node::LATE {
+                node::heartbeat(client, &me, None).await?;
+            }
+            heard = tokio::time::Instant::now();
+            Ok(())
+        };
         let done = tokio::select! {
-            _ = renew.tick() => timeout(REQUEST, node::renew(client, &node)).await,
+            _ = renew.tick() => timeout(REQUEST, live).await,
             _ = heartbeat.tick() => timeout(REQUEST, node::heartbeat(client, &me, None)).await,
         };
         if let Ok(Err(e)) = done {

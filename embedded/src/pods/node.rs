@@ -1,7 +1,7 @@
 //! The node's own object and its kubelet's Lease.
 //!
-//! The object is written when the runner starts and when something in it changes; that the node lives is said by the Lease
-//! alone, which is cheap. Labels and annotations of others stay.
+//! The object is written when the runner starts, now and then, and after a silence that may have cost it its conditions; that
+//! the node lives is said by the Lease alone, which is cheap. Labels and annotations of others stay.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -19,6 +19,8 @@ use super::record::now;
 const LEASE_SECONDS: i32 = 40;
 /// How often the Lease is renewed.
 pub(super) const RENEW: Duration = Duration::from_secs(10);
+/// A renewal that comes so long after the last may be too late for those who wait for it.
+pub(super) const LATE: Duration = Duration::from_secs(25);
 /// How often the conditions are written although nothing changed.
 pub(super) const HEARTBEAT: Duration = Duration::from_secs(300);
 /// Pods that a node takes.

@@ -386,18 +386,18 @@ impl Agent {
     fn confirmed(&mut self, c: &Confirmed) {
         self.asking = false;
         match c {
-            Confirmed::Found(v) => {
+            Confirmed::Found(v) if self.owner.as_ref() == Some(&v.uid) => {
                 self.doubt = false;
                 self.ask_fails = 0;
-                if self.owner.as_ref() == Some(&v.uid) {
-                    self.live = Some((v.rv, v.disowns(&self.uid)));
-                    self.saw(v);
-                }
+                self.live = Some((v.rv, v.disowns(&self.uid)));
+                self.saw(v);
             }
-            // Garbage collection removes the pod, which ends the domain in order.
-            Confirmed::Gone => {
+            // Garbage collection removes the pod, which ends the domain in order. What was known of a VMI that is no more is
+            // not asked for again: nothing else will ever be said of it.
+            Confirmed::Found(_) | Confirmed::Gone => {
                 self.doubt = false;
                 self.ask_fails = 0;
+                self.live = Some((self.vmi_rv().unwrap_or_default(), false));
             }
             Confirmed::Unanswered => {
                 self.ask_not_before = self.now.after(back_off(self.ask_fails));

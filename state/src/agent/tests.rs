@@ -535,6 +535,15 @@ fn a_vmi_that_is_missing_is_asked_for_once_and_stops_nobody() {
         assert_eq!(s.all.iter().filter(|c| confirms(c)).count(), 1);
         assert_eq!(s.executed(), []);
     }
+    // Nor does it help to have seen it end, once it is gone or another has its name: the pod's removal ends the domain.
+    for answer in [Confirmed::Gone, Confirmed::Found(VmiFacts { uid: "w".into(), ..vmi(90) })] {
+        let mut s = Story::running();
+        s.on(Input::VmiObserved(VmiFacts { stage: Stage::Final, ..vmi(9) }));
+        s.on(Input::VmiConfirmed(answer));
+        s.wait(Millis::secs(3600));
+        assert_eq!(s.all.iter().filter(|c| confirms(c)).count(), 1, "the API server is asked without end");
+        assert_eq!(s.executed(), []);
+    }
 }
 
 #[test]
