@@ -67,11 +67,12 @@ impl LocalPod {
         }
     }
 
-    /// The node lost power.
-    pub fn lose(&mut self) {
+    /// The node lost power. Returns whether anything of it is left.
+    pub fn lose(&mut self) -> bool {
         if self.stage == Stage::Running {
             self.stage = Stage::Ended(137, String::new());
         }
+        self.stage != Stage::Preparing
     }
 }
 

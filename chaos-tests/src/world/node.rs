@@ -551,9 +551,8 @@ impl World {
         node.powered = false;
         node.boot += 1;
         node.launchers.clear();
-        for p in node.pods.values_mut() {
-            p.lose();
-        }
+        // What was being prepared is begun again.
+        node.pods.retain(|_, p| p.lose());
     }
 
     pub(super) fn power_on(&mut self, n: usize) {
