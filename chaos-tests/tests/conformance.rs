@@ -117,6 +117,14 @@ impl Names {
                         m.insert("uid".into(), json!(self.of(&uid)));
                     }
                 }
+                // Admission, which the model does not have, fills these in.
+                if object["kind"] == "Pod"
+                    && let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut)
+                {
+                    for key in ["preemptionPolicy", "priority", "serviceAccount", "serviceAccountName", "tolerations"] {
+                        spec.remove(key);
+                    }
+                }
                 if object["status"] == "Success" {
                     object = json!({"status": "Success"});
                 }

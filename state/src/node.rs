@@ -233,6 +233,21 @@ mod tests {
     }
 
     #[test]
+    fn a_node_whose_agent_answers_gets_its_label_back() {
+        // A write of ours that took the label away landed after the agent had come back and asserted it.
+        let mut n = Node::new("n1".into());
+        see(&mut n, 0, view(1, true, false), false);
+        n.step(&Event::new(Timestamp(10), Input::Session(Some(1))));
+        let without = NodeView { schedulable: Some(false), ..view(2, true, false) };
+        let out = see(&mut n, 20, without, false);
+        assert!(matches!(&out[..], [Command::Patch { patch, .. }] if patch.why == "schedulable"), "{out:?}");
+        // Not ready, but the agent answers: the scheduler knows that by itself.
+        let mut n = Node::new("n1".into());
+        n.step(&Event::new(Timestamp(10), Input::Session(Some(1))));
+        assert_eq!(see(&mut n, 20, view(1, false, false), false), []);
+    }
+
+    #[test]
     fn the_taint_fences_only_with_a_live_read_of_a_node_that_is_not_ready() {
         let mut n = Node::new("n1".into());
         see(&mut n, 0, view(1, true, true), true);

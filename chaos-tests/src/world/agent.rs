@@ -132,9 +132,7 @@ impl World {
                 slot.namespace.clone_from(&record.namespace);
                 slot.name.clone_from(&record.name);
             }
-            if let Some(outcome) = record.outcome
-                && !self.is(Mutant::OutcomesForgotten)
-            {
+            if let Some(outcome) = record.outcome {
                 self.agent_step_later(n, &pod, Input::OutcomeRestored(outcome));
             }
             if let Some(unpaused) = record.unpaused {

@@ -91,8 +91,8 @@ pub enum Said {
 /// What goes on with the answer.
 #[derive(Debug, Clone)]
 pub enum Then {
-    /// A command of a cell has ended.
-    Settle(CellId, CommandId),
+    /// A command of a cell has ended; whether it was a write.
+    Settle(CellId, CommandId, bool),
     /// The source of a creation was read.
     Render(Key, CommandId, Recipe, Source, ObjectRef),
     /// The VMI that goes with an instruction was read.

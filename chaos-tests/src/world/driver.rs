@@ -86,25 +86,23 @@ pub(super) struct Driver {
     numbers: u64,
 }
 
-fn empty<O>() -> Settled<O> {
-    Settled::Unknown
-}
-
 /// Classifies an answer, as the executor does.
-fn settled<O>(said: &Said, read: impl Fn(&Seen) -> Option<O>) -> Settled<O> {
+fn settled<O>(said: &Said, write: bool, read: impl Fn(&Seen) -> Option<O>) -> Settled<O> {
     match said {
         Said::Object(o) => Settled::Applied(read(o)),
         Said::Deleted => Settled::Gone,
-        Said::Silence => empty(),
+        Said::Silence => Settled::Unknown,
         Said::Status(s) => match s.code {
             404 => Settled::Gone,
             409 => Settled::Conflict,
+            410 => Settled::Unknown,
             429 | 503 => Settled::Busy { after: Millis(1000) },
-            code @ 400..=499 if code != 410 => {
+            code => {
                 let message = if code == 422 { "is invalid".into() } else { s.message.clone() };
-                Settled::Refused(Refusal { code, reason: s.reason.to_string(), message })
+                let refusal = Refusal { code, reason: s.reason.to_string(), message };
+                // A server that failed may have done it all the same.
+                if (400..=499).contains(&code) || !write { Settled::Refused(refusal) } else { Settled::Failed(refusal) }
             }
-            _ => empty(),
         },
     }
 }
@@ -364,11 +362,11 @@ impl World {
                     self.observe_delete(&target);
                     let res = Res::of(target.kind);
                     let verb = Verb::delete(res, &target.namespace, &target.name, target.uid.as_str());
-                    self.write(c, verb, Then::Settle(cell, id));
+                    self.write(c, verb, Then::Settle(cell, id, true));
                 }
                 Command::Confirm { id, target } => {
                     let get = Verb::Get(Res::of(target.kind), target.namespace, target.name);
-                    self.call(me, get, Then::Settle(cell, id));
+                    self.call(me, get, Then::Settle(cell, id, false));
                 }
             }
         }
@@ -384,7 +382,7 @@ impl World {
         let part = if patch.status { Part::Status } else { Part::Main };
         *self.ghost.whys.entry(format!("{} {}", t.kind.name(), patch.why)).or_default() += 1;
         let verb = Verb::merge(Res::of(t.kind), &t.namespace, &t.name, part, patch.body);
-        self.write(c, verb, Then::Settle(cell, id));
+        self.write(c, verb, Then::Settle(cell, id, true));
     }
 
     /// An effect: a place where a controller may die, before or after.
@@ -436,15 +434,15 @@ impl World {
             return;
         }
         match then {
-            Then::Settle(CellId::Vm(key), id) => {
+            Then::Settle(CellId::Vm(key), id, writes) => {
                 if let Said::Object(o) = said {
                     self.controllers[c].note(o);
                 }
-                let result = settled(said, object);
+                let result = settled(said, writes, object);
                 self.settle(c, CellId::Vm(key), id, result);
             }
-            Then::Settle(CellId::Node(name), id) => {
-                let result = settled(said, |o| o.node().cloned());
+            Then::Settle(CellId::Node(name), id, writes) => {
+                let result = settled(said, writes, |o| o.node().cloned());
                 self.node_step(c, &name, node::Input::Settled { id, result });
                 self.drain(c);
             }
@@ -453,7 +451,7 @@ impl World {
                 let vmi = match said {
                     Said::Object(o) if o.uid() == instruction.vmi.as_str() => Ok(o.clone()),
                     Said::Object(_) => Err(Settled::Gone),
-                    other => Err(settled(other, object)),
+                    other => Err(settled(other, false, object)),
                 };
                 let me = self.proc_of(c);
                 let cell = CellId::Vm(key.clone());
@@ -505,7 +503,7 @@ impl World {
             Said::Object(o) if o.uid() == source.object.uid.as_str() && o.revision == source.rv.0 => o,
             Said::Object(_) => return self.settle(c, cell, id, Settled::Conflict),
             other => {
-                let result = settled(other, object);
+                let result = settled(other, false, object);
                 return self.settle(c, cell, id, result);
             }
         };
@@ -518,8 +516,11 @@ impl World {
                     let suffix = self.dice.below(1 << 32);
                     body["metadata"]["name"] = json!(format!("{}-{suffix:x}", target.name));
                 }
+                if self.is(Mutant::NoFinalizer) && target.kind == Kind::VirtualMachineInstance {
+                    body["metadata"]["finalizers"] = json!([]);
+                }
                 let verb = Verb::Create(Res::of(target.kind), target.namespace, body);
-                self.write(c, verb, Then::Settle(cell, id));
+                self.write(c, verb, Then::Settle(cell, id, true));
             }
             Err(e) => {
                 let message = e.to_string();
@@ -563,12 +564,12 @@ impl World {
                         self.patch(c, cell, id, patch);
                     } else {
                         let busy = Said::Status(Status::too_many_requests("", 1));
-                        self.after(1, Action::Answer(me, Then::Settle(cell, id), busy));
+                        self.after(1, Action::Answer(me, Then::Settle(cell, id, true), busy));
                     }
                 }
                 Command::Confirm { id, target } => {
                     let get = Verb::Get(Res::Node, String::new(), target.name);
-                    self.call(me, get, Then::Settle(cell, id));
+                    self.call(me, get, Then::Settle(cell, id, false));
                 }
                 Command::Note(_) | Command::Create { .. } | Command::Delete { .. } | Command::Instruct { .. } => {}
             }

@@ -1,10 +1,13 @@
 //! Deliberate mistakes, one a mechanism. A check that does not catch its mutant checks nothing.
 
-use super::{World, server::Res};
+use super::{
+    World,
+    server::Res,
+    swarm::{Fault, Swarm},
+};
 use state::{
     ResourceVersion,
-    observe::Object,
-    vm::{Fact, Input, Sight},
+    vm::{Fact, Input},
 };
 
 /// A mechanism that is broken on purpose.
@@ -14,8 +17,8 @@ pub enum Mutant {
     LatchOff,
     /// Pods get random names [S4].
     RandomPodName,
-    /// A silent node counts as fenced [S5].
-    SilenceIsFence,
+    /// Instances have no finalizer: they are gone before their guests are [S5].
+    NoFinalizer,
     /// A launcher forgets what it has answered [S6].
     LauncherForgets,
     /// An agent believes every Hello [S7].
@@ -28,8 +31,8 @@ pub enum Mutant {
     AbsenceIsEvidence,
     /// Patches do not say which version they replace [S11].
     NoPreconditions,
-    /// A silent agent's domains count as ended [S12].
-    SilenceIsDeath,
+    /// A silent node counts as fenced [S12].
+    SilenceIsFence,
     /// A stop deletes the instance and does not say that the machine shall be down [S15].
     StopOnlyDeletes,
     /// An agent destroys what its watch does not show [S17].
@@ -38,8 +41,6 @@ pub enum Mutant {
     WakesLost,
     /// Caches do not tell of deletions [L1].
     DeletionsUnheard,
-    /// An agent does not look on its disk for outcomes; nobody acknowledges them [L1].
-    OutcomesForgotten,
 }
 
 impl Mutant {
@@ -47,19 +48,39 @@ impl Mutant {
     pub const ALL: &'static [(Mutant, &'static str)] = &[
         (Self::LatchOff, "S1"),
         (Self::RandomPodName, "S4"),
-        (Self::SilenceIsFence, "S5"),
+        (Self::NoFinalizer, "S5"),
         (Self::LauncherForgets, "S6"),
         (Self::EveryHello, "S7"),
         (Self::LeaseWithoutVersion, "S7"),
         (Self::NoAuthority, "S8"),
         (Self::AbsenceIsEvidence, "S10"),
         (Self::NoPreconditions, "S11"),
-        (Self::SilenceIsDeath, "S12"),
+        (Self::SilenceIsFence, "S12"),
         (Self::StopOnlyDeletes, "S15"),
         (Self::AbsenceIsStray, "S17"),
         (Self::WakesLost, "L1"),
         (Self::DeletionsUnheard, "L1"),
     ];
+
+    /// Faults under which it shows, where those that seeds draw are seldom the ones.
+    pub fn swarm(self) -> Option<Swarm> {
+        match self {
+            Self::RandomPodName => Some(Swarm::none().with(Fault::LostReply, 400).with(Fault::WatchDropped, 500)),
+            Self::AbsenceIsEvidence => Some(Swarm::none().with(Fault::StaleServer, 800).with(Fault::WatchDropped, 300)),
+            Self::LatchOff
+            | Self::NoFinalizer
+            | Self::LauncherForgets
+            | Self::EveryHello
+            | Self::LeaseWithoutVersion
+            | Self::NoAuthority
+            | Self::NoPreconditions
+            | Self::SilenceIsFence
+            | Self::StopOnlyDeletes
+            | Self::AbsenceIsStray
+            | Self::WakesLost
+            | Self::DeletionsUnheard => None,
+        }
+    }
 }
 
 impl World {
@@ -76,15 +97,6 @@ impl World {
                     fact.fenced = Some(ResourceVersion(1));
                 }
                 Input::Configured(Fact::Node(fact))
-            }
-            Input::Observed(Sight::Present(Object::Pod(mut pod))) if self.is(Mutant::SilenceIsDeath) => {
-                let silent = pod.node.as_ref().and_then(|n| self.node_index(n)).is_some_and(|n| {
-                    !self.nodes[n].hears_controllers(self.now) || !self.nodes[n].reaches_api(self.now)
-                });
-                if silent {
-                    pod.phase = state::observe::PodPhase::Succeeded;
-                }
-                Input::Observed(Sight::Present(Object::Pod(pod)))
             }
             other => other,
         }

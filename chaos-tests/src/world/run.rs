@@ -55,7 +55,7 @@ pub struct Options {
 pub fn seed(seed: u64, options: &Options) -> Outcome {
     let mut dice = Dice::new(seed ^ 0x5eed);
     let drawn = Swarm::draw(&mut dice);
-    let swarm = options.swarm.clone().unwrap_or(drawn);
+    let swarm = options.swarm.clone().or(options.mutant.and_then(Mutant::swarm)).unwrap_or(drawn);
     let nodes = usize::try_from(dice.between(1, 3)).unwrap_or(1);
     let mut w = World::new(seed, swarm.clone(), nodes, 2);
     w.mutant = options.mutant;
