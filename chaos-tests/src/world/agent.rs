@@ -526,6 +526,7 @@ impl World {
     }
 
     fn send_inventory(&mut self, n: usize) {
+        let boot_id = format!("boot-{}", self.nodes[n].boot);
         let Some(a) = self.agent(n) else { return };
         let Some(id) = a.session else { return };
         let complete = a.is_complete();
@@ -534,7 +535,7 @@ impl World {
         let outcomes = a.slots.values().filter_map(|s| Some((key(s), s.cell.outcome()?.clone()))).collect();
         let reflector_rv = a.reached.unwrap_or(0);
         a.complete_sent = complete;
-        self.post_up(id, Up::Inventory { complete, reflector_rv, domains, outcomes });
+        self.post_up(id, Up::Inventory { complete, boot_id, reflector_rv, domains, outcomes });
     }
 
     fn agent_complete(&mut self, n: usize) {

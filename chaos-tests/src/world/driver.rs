@@ -24,9 +24,6 @@ use std::{
     rc::Rc,
 };
 
-/// The boot that every node is in: no node of this world is booted again.
-const BOOT: &str = "boot-1";
-
 /// Which cell.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CellId {
@@ -49,10 +46,31 @@ struct VmCell {
     interests: BTreeSet<Interest>,
 }
 
+/// What an agent said about its inventory last.
+#[derive(Debug, Clone)]
+pub(super) struct Inventory {
+    pub session: u64,
+    pub complete: bool,
+    pub boot_id: String,
+    pub reflector_rv: u64,
+}
+
+impl Inventory {
+    fn report(&self, node: &NodeName) -> Report {
+        Report::Inventory {
+            node: node.clone(),
+            session: self.session,
+            complete: self.complete,
+            reflector_rv: ResourceVersion(self.reflector_rv),
+            boot_id: self.boot_id.clone(),
+        }
+    }
+}
+
 struct NodeCell {
     machine: node::Node,
     told: Option<NodeFact>,
-    inventory: Option<(u64, bool, ResourceVersion)>,
+    inventory: Option<Inventory>,
     domains: BTreeMap<PodUid, (Key, Domain)>,
     outcomes: BTreeMap<PodUid, (Key, Outcome)>,
 }
@@ -637,13 +655,11 @@ impl World {
         self.drain(c);
     }
 
-    pub(super) fn heard_inventory(&mut self, c: usize, node: &NodeName, number: u64, complete: bool, rv: u64) {
-        let reflector_rv = ResourceVersion(rv);
+    pub(super) fn heard_inventory(&mut self, c: usize, node: &NodeName, inventory: Inventory) {
+        let report = inventory.report(node);
         if let Some(cell) = self.driver(c).and_then(|d| d.nodes.get_mut(node)) {
-            cell.inventory = Some((number, complete, reflector_rv));
+            cell.inventory = Some(inventory);
         }
-        let report =
-            Report::Inventory { node: node.clone(), session: number, complete, reflector_rv, boot_id: BOOT.into() };
         self.tell(c, &(String::new(), Interest::Node(node.clone())), &Input::Reported(report));
         self.drain(c);
     }
@@ -706,9 +722,7 @@ impl Driver {
                 .filter(|(k, _)| k == key)
                 .map(|(_, o)| Input::Reported(Report::Outcome { node: node(), outcome: o.clone() })),
         );
-        inputs.extend(cell.inventory.map(|(session, complete, reflector_rv)| {
-            Input::Reported(Report::Inventory { node: node(), session, complete, reflector_rv, boot_id: BOOT.into() })
-        }));
+        inputs.extend(cell.inventory.iter().map(|i| Input::Reported(i.report(name))));
         self.inputs.extend(inputs.into_iter().map(|i| (key.clone(), i)));
     }
 }

@@ -1,7 +1,7 @@
 //! Sessions between a leader and node agents: messages in order each way, until the session is cut; what was on its way then
 //! may have reached one side and not the other.
 
-use super::{Action, World, api::Proc, driver::Link, server::Seen};
+use super::{Action, World, api::Proc, driver::{Inventory, Link}, server::Seen};
 use state::{
     Epoch, Key, LeaderInstance, NodeName, PodUid,
     domain::{AckResult, Domain, Instruction, Outcome},
@@ -50,6 +50,8 @@ pub enum Up {
     Inventory {
         /// It is all.
         complete: bool,
+        /// Which boot of the node.
+        boot_id: String,
         /// How far the agent's watch has come.
         reflector_rv: u64,
         /// Domains.
@@ -195,7 +197,7 @@ impl World {
                     self.crash_controller(c, "an agent knows a newer leader");
                 }
             }
-            Up::Inventory { complete, reflector_rv, domains, outcomes } => {
+            Up::Inventory { complete, boot_id, reflector_rv, domains, outcomes } => {
                 let number = match number {
                     Some(n) => Some(n),
                     None => self.session_opened(c, &name, id),
@@ -210,7 +212,7 @@ impl World {
                 for (key, o) in outcomes {
                     self.heard_outcome(c, &name, key, o);
                 }
-                self.heard_inventory(c, &name, number, complete, reflector_rv);
+                self.heard_inventory(c, &name, Inventory { session: number, complete, boot_id, reflector_rv });
             }
             Up::Report(key, d) => {
                 self.heard_domain(c, &name, key, d);
