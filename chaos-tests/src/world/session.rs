@@ -1,7 +1,12 @@
 //! Sessions between a leader and node agents: messages in order each way, until the session is cut; what was on its way then
 //! may have reached one side and not the other.
 
-use super::{Action, World, api::Proc, driver::{Inventory, Link}, server::Seen};
+use super::{
+    Action, World,
+    api::Proc,
+    driver::{Inventory, Link},
+    server::Seen,
+};
 use state::{
     Epoch, Key, LeaderInstance, NodeName, PodUid,
     domain::{AckResult, Domain, Instruction, Outcome},
