@@ -17,6 +17,7 @@ const MUTANT_SEEDS: u64 = 150;
 /// Seeds that once violated something, and what it was. They stay, whatever they do today.
 const ONCE: &[(u64, &str)] = &[
     (2, "a stop before the machine ran was counted as a failed start"),
+    (7, "a machine that had adopted an orphan asked for itself without end"),
     (10, "two leaders took turns while one stood still"),
     (16, "an outcome was never acknowledged, because its node was no interest of the cell any more"),
     (22, "a deletion at the compacted revision was lost"),

@@ -153,6 +153,9 @@ impl World {
     /// Sends a call. Agents may be cut off from the API server; everybody's calls and answers may be lost.
     pub(super) fn call(&mut self, from: Proc, verb: Verb, then: Then) {
         let writes = verb.writes();
+        if !verb.name().ends_with("Lease") {
+            self.ghost.last_call = self.now;
+        }
         let (there, back) = (self.latency(), self.latency());
         let cut = matches!(from, Proc::Agent(n, _) if self.nodes.get(n).is_some_and(|n| !n.reaches_api(self.now)));
         let answer = |said| Action::Answer(from, then.clone(), said);

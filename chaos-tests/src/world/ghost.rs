@@ -86,6 +86,8 @@ pub struct Ghost {
     pub refused: u64,
     /// When something that is no Lease was last written.
     pub last_write: u64,
+    /// When something that is no Lease was last asked or written by a call.
+    pub last_call: u64,
     /// Something changed that an invariant reads.
     pub dirty: bool,
 }

@@ -134,6 +134,10 @@ pub fn check_l1(w: &mut World) -> Result<(), String> {
     if quiet < 60_000 {
         return Err(format!("something was written {quiet} ms ago"));
     }
+    let idle = w.now.saturating_sub(w.ghost.last_call);
+    if idle < 60_000 {
+        return Err(format!("nothing changes, and the API server was asked {idle} ms ago"));
+    }
     for name in w.names.clone() {
         machine_is_right(w, &name).map_err(|e| format!("machine {name}: {e}; {:?}", w.waits(leader)))?;
     }

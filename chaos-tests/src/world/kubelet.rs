@@ -67,12 +67,11 @@ impl LocalPod {
         }
     }
 
-    /// The node lost power. Returns whether anything of it is left.
-    pub fn lose(&mut self) -> bool {
+    /// The node lost power.
+    pub fn lose(&mut self) {
         if self.stage == Stage::Running {
             self.stage = Stage::Ended(137, String::new());
         }
-        self.stage != Stage::Preparing
     }
 }
 

@@ -5,7 +5,7 @@ use super::{
     Action, World,
     agent::{AgentProcess, Disk, PodFacts},
     api::Proc,
-    kubelet::LocalPod,
+    kubelet::{LocalPod, Stage},
     mutants::Mutant,
     server::Seen,
     swarm::Fault,
@@ -551,8 +551,11 @@ impl World {
         node.powered = false;
         node.boot += 1;
         node.launchers.clear();
-        // What was being prepared is begun again.
-        node.pods.retain(|_, p| p.lose());
+        // What had no container yet begins anew.
+        node.pods.retain(|_, p| p.stage != Stage::Preparing);
+        for p in node.pods.values_mut() {
+            p.lose();
+        }
     }
 
     pub(super) fn power_on(&mut self, n: usize) {

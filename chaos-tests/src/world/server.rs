@@ -26,10 +26,10 @@ pub enum Res {
     Vm,
     /// VirtualMachineInstance.
     Vmi,
-    /// Pod.
-    Pod,
     /// VirtualMachineInstanceReplicaSet.
     Set,
+    /// Pod.
+    Pod,
     /// ControllerRevision.
     Revision,
     /// PersistentVolumeClaim.
@@ -43,15 +43,15 @@ pub enum Res {
 impl Res {
     /// All of them.
     pub const ALL: [Res; 8] =
-        [Self::Vm, Self::Vmi, Self::Pod, Self::Set, Self::Revision, Self::Claim, Self::Node, Self::Lease];
+        [Self::Vm, Self::Vmi, Self::Set, Self::Pod, Self::Revision, Self::Claim, Self::Node, Self::Lease];
 
     /// Group and plural.
     fn names(self) -> (&'static str, &'static str) {
         match self {
             Self::Vm => ("kubevirt.io", "virtualmachines"),
             Self::Vmi => ("kubevirt.io", "virtualmachineinstances"),
-            Self::Pod => ("", "pods"),
             Self::Set => ("kubevirt.io", "virtualmachineinstancereplicasets"),
+            Self::Pod => ("", "pods"),
             Self::Revision => ("apps", "controllerrevisions"),
             Self::Claim => ("", "persistentvolumeclaims"),
             Self::Node => ("", "nodes"),
@@ -64,8 +64,8 @@ impl Res {
         match self {
             Self::Vm => Some(Kind::VirtualMachine),
             Self::Vmi => Some(Kind::VirtualMachineInstance),
-            Self::Pod => Some(Kind::Pod),
             Self::Set => Some(Kind::VirtualMachineInstanceReplicaSet),
+            Self::Pod => Some(Kind::Pod),
             Self::Revision => Some(Kind::ControllerRevision),
             Self::Claim => Some(Kind::PersistentVolumeClaim),
             Self::Node => Some(Kind::Node),
@@ -78,8 +78,8 @@ impl Res {
         match kind {
             Kind::VirtualMachine => Self::Vm,
             Kind::VirtualMachineInstance => Self::Vmi,
-            Kind::Pod => Self::Pod,
             Kind::VirtualMachineInstanceReplicaSet => Self::Set,
+            Kind::Pod => Self::Pod,
             Kind::ControllerRevision => Self::Revision,
             Kind::PersistentVolumeClaim => Self::Claim,
             Kind::Node => Self::Node,

@@ -4,7 +4,7 @@
 use super::{
     cell::{At, Vm, What},
     command::{Command, Note, Patch, Recipe, Source},
-    revision::revision_name,
+    revision::{generation_of_revision, revision_name},
     strategy::Wish,
     waits::kept,
 };
@@ -113,13 +113,8 @@ impl Vm {
                 let id = self.issue(At::Vmi, What::CreateVmi);
                 out.push(Command::Create { id, recipe, source, target });
             }
-            // Made from a newer machine than the one that we see: the wish may be an old one, unless a live read says the same.
-            Wish::Stop
-                if self.vm_read != Some(vm.meta.rv)
-                    && self.own_vmi().and_then(|v| v.vm_generation).is_some_and(|g| g > vm.generation) =>
-            {
-                self.vm.doubt();
-            }
+            // Made from a newer machine than the one that we see: the wish may be an old one.
+            Wish::Stop if self.is_behind(&vm) => self.vm.doubt(),
             Wish::Stop => {
                 // What follows from this VMI (a rerun, a failed start) must be in the VM's status before it goes.
                 let rerun_pending =
@@ -132,6 +127,13 @@ impl Vm {
             Wish::Run { .. } | Wish::Stay | Wish::Unhalt | Wish::Bad(_) => {}
         }
         self.plan_adoption(out);
+    }
+
+    /// The VMI was made from a later generation of this very VM. (An adopted one was made from another.)
+    fn is_behind(&self, vm: &VmView) -> bool {
+        let recorded = self.own_vmi().and_then(|v| v.status.virtual_machine_revision_name.as_deref());
+        let made_from = recorded.and_then(generation_of_revision);
+        made_from.is_some_and(|g| g > vm.generation && recorded == Some(&revision_name(vm.meta.uid.as_str(), g)))
     }
 
     /// The VM is as we know it and cannot vanish under its VMI.
