@@ -143,8 +143,12 @@ impl Vm {
             None => {}
             Some((_, Told::Refused(RefusalReason::Superseded | RefusalReason::OlderVmi, _, at) | Told::Lost(at))) => {
                 let again = at.after(REPEAT_AFTER);
-                if self.now < again || self.vmi.is_doubted() {
+                if self.now < again {
                     return self.want_wake(again);
+                }
+                // The answer to the live read is what wakes it.
+                if self.vmi.is_doubted() {
+                    return;
                 }
             }
             Some((_, Told::Sent | Told::Taken | Told::Refused(..))) => return,
