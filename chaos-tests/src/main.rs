@@ -3,6 +3,7 @@
 use anyhow::{Context, Result};
 use chaos_tests::kubernetes::{CONTROLLER, Kubernetes, NODES};
 use chaos_tests::world::{
+    CrashPoint, Role,
     mutants::Mutant,
     run::{self, Options, Outcome, Scenario},
 };
@@ -58,6 +59,9 @@ enum Command {
         /// One scenario (start, stop, restart, delete, poweroff, crash); all without it.
         #[arg(long, value_parser = scenario)]
         scenario: Option<Scenario>,
+        /// One point of that scenario, as in `agent:4:before`, and what happened there.
+        #[arg(long, value_parser = point, requires = "scenario")]
+        point: Option<CrashPoint>,
     },
     /// Waits until its standard input ends, which happens when the test program that started it is gone in whatever way, and
     /// then takes down the cluster with this data folder.
@@ -93,6 +97,18 @@ fn scenario(text: &str) -> Result<Scenario, String> {
     by_name(Scenario::ALL.into_iter(), text)
 }
 
+fn point(text: &str) -> Result<CrashPoint, String> {
+    let words: Vec<&str> = text.split(':').collect();
+    let [role, effect, when] = words.as_slice() else { return Err("wanted: ROLE:EFFECT:before or :after".into()) };
+    let role = by_name([Role::Controller, Role::Agent].into_iter(), role)?;
+    let effect = effect.parse().map_err(|e| format!("{effect:?}: {e}"))?;
+    match *when {
+        "before" => Ok(CrashPoint { role, effect, after: false }),
+        "after" => Ok(CrashPoint { role, effect, after: true }),
+        other => Err(format!("{other:?} is neither before nor after")),
+    }
+}
+
 fn main() -> Result<ExitCode> {
     match Arguments::parse().command {
         Command::Run { seed, seeds, steps, journal, mutant, jobs } => {
@@ -100,7 +116,12 @@ fn main() -> Result<ExitCode> {
             let options = Options { mutant, record: journal, steps, ..Options::default() };
             Ok(run_seeds(seeds, &options, jobs.max(1)))
         }
-        Command::CrashPoints { scenario } => Ok(crash_points(scenario)),
+        Command::CrashPoints { scenario: Some(scenario), point: Some(point) } => {
+            let (outcome, _) = run::scenario(scenario, Some(point), true);
+            tell(&outcome);
+            Ok(if outcome.violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(1) })
+        }
+        Command::CrashPoints { scenario, point: _ } => Ok(crash_points(scenario)),
         Command::Janitor { data } => {
             let mut sink = Vec::new();
             std::io::stdin().read_to_end(&mut sink).context("reading standard input")?;

@@ -241,7 +241,8 @@ impl World {
             slot.namespace.clone_from(&facts.namespace);
             slot.name.clone_from(&facts.vmi_name);
             slot.pod = Some(facts.clone());
-            let open = self.agent(n).and_then(|a| a.session);
+            let knows = self.agent(n).and_then(|a| a.slots.get(pod)?.cell.session());
+            let open = self.agent(n).and_then(|a| a.session).filter(|s| Some(*s) != knows);
             if let Some(session) = open.filter(|_| new) {
                 let epoch = self.nodes[n].disk.memory.as_ref().map(|m| m.epoch).unwrap_or_default();
                 self.agent_step_later(n, pod, Input::SessionOpened { session, epoch });

@@ -55,6 +55,9 @@ use swarm::{Fault, Swarm};
 /// When the world begins: 2026-01-01, in milliseconds.
 const BEGIN: u64 = 1_767_225_600_000;
 
+/// More at one instant than anything sane makes happen.
+const AT_ONCE: u32 = 10_000;
+
 /// Something that will happen.
 #[derive(Debug, Clone)]
 // One heap of them; most are small, and a box each would cost more than it saves.
@@ -161,6 +164,8 @@ pub struct World {
     effects: [u64; 2],
     record: Option<Vec<String>>,
     hash: u64,
+    /// Actions at the present instant.
+    at_once: u32,
     steps: u64,
     struck: BTreeMap<Fault, u64>,
     violations: Vec<Violation>,
@@ -190,6 +195,7 @@ impl World {
             effects: [0, 0],
             record: None,
             hash: 0xcbf2_9ce4_8422_2325,
+            at_once: 0,
             steps: 0,
             struck: BTreeMap::new(),
             violations: vec![],
@@ -262,6 +268,12 @@ impl World {
     fn until(&mut self, end: u64) {
         while let Some((at, seq)) = self.agenda.first_key_value().map(|(k, _)| *k).filter(|(at, _)| *at <= end) {
             let Some(action) = self.agenda.remove(&(at, seq)) else { return };
+            self.at_once = if at > self.now { 0 } else { self.at_once + 1 };
+            if self.at_once > AT_ONCE {
+                self.violated("L5", "time stands still: something follows from itself without end".into());
+                self.agenda.clear();
+                break;
+            }
             self.now = self.now.max(at);
             self.act(action);
             if self.ghost.dirty {
