@@ -28,6 +28,10 @@ const ONCE: &[(u64, &str)] = &[
     (95, "an instance was deleted for a wish of a machine that was older than it"),
     (96, "requests of another strategy stayed for ever"),
     (151, "an object known by its own creation alone was deleted while the watch was down, and nobody told"),
+    (760, "a machine waited for an instance that it had let go itself, unheard by the watch"),
+    (932, "a machine waited for an instance that it had let go itself, unheard by the watch"),
+    (1033, "an answer that was older than a list settled the doubt that the list had raised"),
+    (1253, "a Lease whose answer was lost was counted from when it was read"),
     (168, "a creation landed after its instance was gone"),
 ];
 

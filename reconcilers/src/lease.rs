@@ -103,19 +103,24 @@ pub async fn acquire(client: &Client, config: LeaseConfig, instance: LeaderInsta
     let api: Api<Lease> = Api::namespaced(client.clone(), &config.namespace);
     // (resourceVersion, since when we see it)
     let mut seen: Option<(String, Instant)> = None;
+    // Since when a write of ours may have been done whose answer was lost: the Lease counts from there.
+    let mut unsure: Option<Instant> = None;
     loop {
         let asked = Instant::now();
         match try_acquire(&api, &config, &instance, &mut seen).await {
             Ok(Some(lease)) => {
                 let version = lease.metadata.resource_version.as_deref().and_then(|v| v.parse().ok());
                 let epoch = Epoch(version.ok_or_else(|| LeaseError::Version(config.name.clone()))?);
-                let until = tokio::sync::watch::Sender::new(asked + config.duration);
+                let until = tokio::sync::watch::Sender::new(unsure.unwrap_or(asked) + config.duration);
                 tracing::info!(%epoch, %instance, "leading");
                 let lease = Arc::new(Mutex::new(lease));
                 return Ok(Leadership { api, config, lease, epoch, instance, until });
             }
             Ok(None) => {}
-            Err(error) => tracing::warn!(%error, lease = config.name, "cannot take the lease yet"),
+            Err(error) => {
+                unsure.get_or_insert(asked);
+                tracing::warn!(%error, lease = config.name, "cannot take the lease yet");
+            }
         }
         tokio::time::sleep(config.renew_every.min(Duration::from_secs(1))).await;
     }

@@ -698,6 +698,17 @@ impl Object {
         }
     }
 
+    /// A VM or VMI that is being deleted and that nothing holds any more: the server has removed it.
+    pub fn is_over(&self) -> bool {
+        let over = |m: &Meta| m.deleting.is_some() && m.finalizers.is_empty();
+        match self {
+            Self::Vm(o) => over(&o.meta),
+            Self::Vmi(o) => over(&o.meta),
+            // Pods have a grace period; the others are not written.
+            Self::Pod(_) | Self::Claim(_) | Self::Revision(_) => false,
+        }
+    }
+
     /// Its resourceVersion.
     pub fn rv(&self) -> ResourceVersion {
         match self {

@@ -25,6 +25,8 @@ pub struct Slot<T> {
     had: bool,
     flight: Option<CommandId>,
     doubt: bool,
+    /// The doubt is younger than the command on its way: its answer does not settle it.
+    young: bool,
     fails: u32,
     not_before: Timestamp,
     error: Option<Refusal>,
@@ -40,6 +42,7 @@ impl<T> Default for Slot<T> {
             had: false,
             flight: None,
             doubt: false,
+            young: false,
             fails: 0,
             not_before: Timestamp::default(),
             error: None,
@@ -84,7 +87,8 @@ impl<T: Versioned> Slot<T> {
     pub fn fold(&mut self, object: T, live: bool) -> Folded {
         let uid = object.uid();
         if live {
-            self.doubt = false;
+            // What was asked before somebody said that it is otherwise now, does not tell.
+            self.doubt = std::mem::take(&mut self.young);
         }
         if self.tombs.contains(&uid) {
             return Folded::Ignored;
@@ -154,6 +158,7 @@ impl<T: Versioned> Slot<T> {
     /// Somebody says that it may have changed or vanished: ask before the next write.
     pub fn doubt(&mut self) {
         self.doubt = true;
+        self.young |= self.flight.is_some();
         self.last_body = None;
     }
 
@@ -180,6 +185,7 @@ impl<T: Versioned> Slot<T> {
     /// Takes off.
     pub fn depart(&mut self, id: CommandId) {
         self.flight = Some(id);
+        self.young = false;
     }
 
     /// Remembers what is written. The same body twice in a row has no effect: the second is delayed.
@@ -278,6 +284,21 @@ mod tests {
         assert!(s.gone(&"b".into()));
         assert!(s.is_absent());
         assert_eq!(s.fold(Thing("b", 100), false), Folded::Ignored);
+    }
+
+    #[test]
+    fn an_answer_does_not_settle_a_doubt_that_is_younger_than_its_question() {
+        let mut s = Slot::default();
+        s.fold(Thing("a", 5), false);
+        s.depart(CommandId(1));
+        s.doubt();
+        s.land(CommandId(1));
+        s.fold(Thing("a", 6), true);
+        assert!(s.is_doubted(), "it was read before a list did not have it");
+        s.depart(CommandId(2));
+        s.land(CommandId(2));
+        s.fold(Thing("a", 6), true);
+        assert!(!s.is_doubted());
     }
 
     #[test]

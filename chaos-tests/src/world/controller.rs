@@ -47,6 +47,8 @@ pub(super) struct Controller {
     pub caches: BTreeMap<Res, Cache>,
     /// Version and since when it is seen, of the Lease of another.
     seen: Option<(u64, u64)>,
+    /// Since when a write of its own may have been done whose answer was lost.
+    unsure: Option<u64>,
     lease: Option<Rc<Seen>>,
     pub epoch: Option<Epoch>,
     /// It may act as leader until then, by its own clock.
@@ -64,6 +66,7 @@ impl Controller {
             instance: LeaderInstance::default(),
             caches: BTreeMap::new(),
             seen: None,
+            unsure: None,
             lease: None,
             epoch: None,
             until: 0,
@@ -196,7 +199,8 @@ impl World {
                 let held = found.text("/spec/holderIdentity");
                 if held == self.controllers[c].instance.as_str() {
                     // The reply to our own write was lost.
-                    return self.acquired(c, asked, found.clone());
+                    let since = self.controllers[c].unsure.unwrap_or(asked);
+                    return self.acquired(c, since, found.clone());
                 }
                 let (version, now) = (found.revision, self.now);
                 let x = &mut self.controllers[c];
@@ -262,7 +266,11 @@ impl World {
             Then::LeaseTaken(asked) => match said {
                 Said::Object(lease) => self.acquired(c, *asked, lease.clone()),
                 // Somebody was quicker, or nobody knows: the next read tells.
-                Said::Status(_) | Said::Silence | Said::Deleted => self.after(1000, Action::LeaseTick(me)),
+                Said::Status(s) if s.code == 409 || s.code == 404 => self.after(1000, Action::LeaseTick(me)),
+                Said::Status(_) | Said::Silence | Said::Deleted => {
+                    self.controllers[c].unsure.get_or_insert(*asked);
+                    self.after(1000, Action::LeaseTick(me));
+                }
             },
             Then::LeaseRenewed(sent) => match said {
                 Said::Object(lease) => {

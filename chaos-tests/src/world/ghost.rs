@@ -184,7 +184,10 @@ impl World {
             Res::Vm => {
                 let counted = now.text("/status/startFailure/lastFailedVMIUID");
                 let before = commit.before.as_ref().map_or("", |b| b.text("/status/startFailure/lastFailedVMIUID"));
-                if counted != before && self.ghost.stopped.contains(counted) {
+                // One that failed by itself before its deletion began has failed, stopped or not.
+                let recalled = self.ghost.history.get(counted).into_iter().flatten();
+                let recalled = recalled.skip_while(|v| !is_final(v)).map(|v| v.deleting()).next().unwrap_or(false);
+                if counted != before && recalled && self.ghost.stopped.contains(counted) {
                     let text = format!("the stop of instance {counted} is counted as a failed start of {}", now.name());
                     self.ghost.overridden.push(text);
                 }
@@ -287,6 +290,14 @@ impl World {
 
     pub(super) fn observe_stop(&mut self, name: &str, vmi: Option<&str>) {
         if let Some(vm) = self.server.get(Res::Vm, NS, name) {
+            // An instance that an older machine of that name left behind is not this machine's.
+            let own = |uid: &&str| {
+                let seen = self.ghost.history.get(*uid).and_then(|h| h.last());
+                seen.and_then(|v| v.owner()).is_some_and(|(_, _, owner)| owner == vm.uid())
+            };
+            if vmi.is_some_and(|uid| !own(&uid)) {
+                return;
+            }
             let vmi = vmi.unwrap_or_default().to_owned();
             if !vmi.is_empty() {
                 self.ghost.stopped.insert(vmi.clone());

@@ -437,6 +437,8 @@ impl Vm {
                     Some(Object::Pod(o)) if at == At::Pod && self.vmi.get().is_some_and(|v| v.vmi_uid() != o.vmi) => {
                         self.saw_stranger();
                     }
+                    // The last finalizer came off by our own hand: that was its end, whether or not a watch shows it.
+                    Some(o) if *what == What::Write && o.is_over() => self.lost(&o.reference()),
                     Some(o) => self.saw(o, true),
                     // The answer could not be read; asking at once would not help.
                     None if matches!(what, What::Confirm | What::ReadRevision(_)) => self.each(at, Verb::Failed),
