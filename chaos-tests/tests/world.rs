@@ -32,6 +32,9 @@ const ONCE: &[(u64, &str)] = &[
     (932, "a machine waited for an instance that it had let go itself, unheard by the watch"),
     (1033, "an answer that was older than a list settled the doubt that the list had raised"),
     (1253, "a Lease whose answer was lost was counted from when it was read"),
+    (370, "a guest began in a pod whose object had been removed, which had declared it dead"),
+    (391, "the outcome of a pod that was never authorised was not acknowledged"),
+    (628, "an answer that was older than the instance buried it"),
     (168, "a creation landed after its instance was gone"),
 ];
 

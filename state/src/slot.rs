@@ -27,6 +27,8 @@ pub struct Slot<T> {
     doubt: bool,
     /// The doubt is younger than the command on its way: its answer does not settle it.
     young: bool,
+    /// Something newer was seen while the command was on its way.
+    news: bool,
     fails: u32,
     not_before: Timestamp,
     error: Option<Refusal>,
@@ -43,6 +45,7 @@ impl<T> Default for Slot<T> {
             flight: None,
             doubt: false,
             young: false,
+            news: false,
             fails: 0,
             not_before: Timestamp::default(),
             error: None,
@@ -109,6 +112,7 @@ impl<T: Versioned> Slot<T> {
             }
             Some(_) => return Folded::Ignored,
         };
+        self.news |= self.flight.is_some();
         self.seen = Some(object);
         self.absent = false;
         self.had = true;
@@ -186,6 +190,17 @@ impl<T: Versioned> Slot<T> {
     pub fn depart(&mut self, id: CommandId) {
         self.flight = Some(id);
         self.young = false;
+        self.news = false;
+    }
+
+    /// The answer to a live read was: there is none. Not so where one was seen since the question: then ask again. Tells
+    /// whether the object that we knew went.
+    pub fn not_found(&mut self) -> bool {
+        if std::mem::take(&mut self.news) {
+            self.doubt = true;
+            return false;
+        }
+        self.gone(&Uid::default())
     }
 
     /// Remembers what is written. The same body twice in a row has no effect: the second is delayed.
@@ -299,6 +314,19 @@ mod tests {
         s.land(CommandId(2));
         s.fold(Thing("a", 6), true);
         assert!(!s.is_doubted());
+    }
+
+    #[test]
+    fn what_was_seen_since_the_question_is_not_gone() {
+        let mut s = Slot::default();
+        s.depart(CommandId(1));
+        s.fold(Thing("a", 5), false);
+        s.land(CommandId(1));
+        assert!(!s.not_found(), "it was made between the read and its answer");
+        assert!(s.get().is_some() && s.is_doubted() && !s.is_tombstoned(&"a".into()));
+        s.depart(CommandId(2));
+        s.land(CommandId(2));
+        assert!(s.not_found() && s.is_absent());
     }
 
     #[test]

@@ -165,7 +165,7 @@ impl World {
     }
 
     fn lease_object(&self, c: usize, old: Option<&Rc<Seen>>) -> serde_json::Value {
-        let stamp = Timestamp(self.now).to_string().replace('Z', ".000000Z");
+        let stamp = Timestamp(self.now).to_string().replace('Z', &format!(".{:03}000Z", self.now % 1000));
         let mut lease = old.map_or_else(
             || json!({"metadata": {"name": LEASE_NAME.1, "namespace": LEASE_NAME.0}, "spec": {}}),
             |o| o.value.clone(),
@@ -226,9 +226,12 @@ impl World {
     fn acquired(&mut self, c: usize, asked: u64, lease: Rc<Seen>) {
         let me = self.proc_of(c);
         let epoch = Epoch(lease.revision);
-        self.ghost.acquired(epoch);
+        // One that stood still until its Lease was over does not lead, whatever the answer said.
+        if asked + LEASE > self.now {
+            self.ghost.acquired(epoch);
+        }
         let rival = (0..self.controllers.len()).find(|o| *o != c && self.controllers[*o].leads(self.now));
-        if let Some(o) = rival {
+        if let Some(o) = rival.filter(|_| asked + LEASE > self.now) {
             let text = format!("controller {c} leads with epoch {epoch} while controller {o} believes that it leads");
             self.ghost.rivals.push(text);
         }

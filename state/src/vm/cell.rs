@@ -511,17 +511,18 @@ impl Vm {
                 }
             },
             Settled::Gone => match (what, at) {
-                (What::Confirm, At::Vm) => drop(self.vm.gone(&Uid::default())),
+                (What::Confirm, At::Vm) => drop(self.vm.not_found()),
                 (What::Confirm, At::Vmi) => {
-                    if self.vmi.gone(&Uid::default()) {
+                    if self.vmi.not_found() {
                         self.new_vmi();
                     }
                 }
                 (What::Confirm, At::Pod) => {
-                    if let Some(uid) = self.current_pod().map(PodView::pod_uid) {
+                    let known = self.current_pod().map(PodView::pod_uid);
+                    self.pod.not_found();
+                    if let Some(uid) = known.filter(|_| self.pod.is_absent()) {
                         self.pods.remove(&uid);
                     }
-                    self.pod.gone(&Uid::default());
                 }
                 (What::ReadRevision(name), _) => {
                     if self.revision_that_matters().as_ref() == Some(name) {

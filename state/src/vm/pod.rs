@@ -111,6 +111,10 @@ impl Vm {
                 ) => InstructKind::Shutdown,
             },
             Phase::Scheduled => match state {
+                // Whoever removed the pod object has declared it stopped: nothing may begin in it.
+                None | Some(DomainState::Absent) if self.current_pod().is_none_or(|p| p.meta.deleting.is_some()) => {
+                    return;
+                }
                 None | Some(DomainState::Absent) => InstructKind::Start,
                 Some(
                     DomainState::Deaf
@@ -163,12 +167,14 @@ impl Vm {
     /// Acknowledges outcomes that are recorded, or whose VMI is gone.
     pub(super) fn plan_acknowledgements(&mut self, out: &mut Vec<Command>) {
         let current = self.vmi.get().map(|v| (v.vmi_uid(), v.phase.is_final()));
+        let authorised = self.vmi.get().and_then(VmiView::active_pod);
         let due: Vec<_> = self
             .outcomes
             .iter()
             .filter(|(pod, (_, o))| !self.acked.contains(&((*pod).clone(), o.seq)))
-            .filter(|(_, (_, o))| match &current {
-                Some((uid, is_final)) if *uid == o.vmi => *is_final,
+            .filter(|(pod, (_, o))| match &current {
+                // Of a pod that was never authorised, while another one is: it decides nothing.
+                Some((uid, is_final)) if *uid == o.vmi => *is_final || authorised.as_ref().is_some_and(|a| a != *pod),
                 // Another VMI stands under the name, so that one is gone; or it is known to be gone.
                 Some(_) => true,
                 None => self.vmi.is_absent(),
