@@ -194,9 +194,9 @@ impl Driver {
     fn note(&self, key: &Key, object: &Object) {
         let r = object.reference();
         match object {
-            Object::Vm(o) => self.parts.vms.note((**o).clone(), &r, None),
-            Object::Vmi(o) => self.parts.vmis.note((**o).clone(), &r, None),
-            Object::Pod(o) => self.parts.pods.note((**o).clone(), &r, Some(key.name.clone())),
+            Object::Vm(o) => self.parts.vms.note(o, &r, None),
+            Object::Vmi(o) => self.parts.vmis.note(o, &r, None),
+            Object::Pod(o) => self.parts.pods.note(o, &r, Some(&key.name)),
             Object::Claim(_) | Object::Revision(_) => {}
         }
     }
@@ -380,15 +380,12 @@ impl Driver {
                 Command::Wake { at } => self.arm(CellId::Vm(key.clone()), at),
                 Command::Note(note) => self.parts.events.write(&note),
                 Command::Instruct { id, node, order } => self.instruct(key.clone(), id, node, order),
-                Command::Create { id, .. }
-                | Command::Patch { id, .. }
-                | Command::Delete { id, .. }
-                | Command::Confirm { id, .. } => {
-                    let (executor, answers, key) = (self.parts.executor.clone(), self.answers.clone(), key.clone());
-                    tokio::spawn(async move {
-                        let result = write(&executor, &command).await;
-                        let _ = answers.send(Answer::Vm(key, id, result)).await;
-                    });
+                command @ (Command::Create { .. }
+                | Command::Patch { .. }
+                | Command::Delete { .. }
+                | Command::Confirm { .. }) => {
+                    let key = key.clone();
+                    self.execute(command, move |id, result| Answer::Vm(key, id, result));
                 }
             }
         }
@@ -429,6 +426,20 @@ impl Driver {
                 },
             };
             let _ = answers.send(Answer::Vm(key, id, settled)).await;
+        });
+    }
+
+    /// Carries out a write or a live read beside the driver; how it settled comes back as the answer.
+    fn execute<O: Read + Send>(
+        &self,
+        command: Command,
+        answer: impl FnOnce(CommandId, Settled<O>) -> Answer + Send + 'static,
+    ) {
+        let Some(id) = command.id() else { return };
+        let (executor, answers) = (self.parts.executor.clone(), self.answers.clone());
+        tokio::spawn(async move {
+            let result = write(&executor, &command).await;
+            let _ = answers.send(answer(id, result)).await;
         });
     }
 
@@ -479,15 +490,12 @@ impl Driver {
             match command {
                 Command::Wake { at } => self.arm(CellId::Set(key.clone()), at),
                 Command::Note(note) => self.parts.events.write(&note),
-                Command::Create { id, .. }
-                | Command::Patch { id, .. }
-                | Command::Delete { id, .. }
-                | Command::Confirm { id, .. } => {
-                    let (executor, answers, key) = (self.parts.executor.clone(), self.answers.clone(), key.clone());
-                    tokio::spawn(async move {
-                        let result = write(&executor, &command).await;
-                        let _ = answers.send(Answer::Set(key, id, result)).await;
-                    });
+                command @ (Command::Create { .. }
+                | Command::Patch { .. }
+                | Command::Delete { .. }
+                | Command::Confirm { .. }) => {
+                    let key = key.clone();
+                    self.execute(command, move |id, result| Answer::Set(key, id, result));
                 }
                 Command::Instruct { .. } => tracing::error!(%key, "a Set cell asked for what no Set cell may"),
             }
@@ -528,30 +536,15 @@ impl Driver {
             match command {
                 Command::Wake { at } => self.arm(CellId::Node(name.clone()), at),
                 Command::Note(note) => self.parts.events.write(&note),
-                Command::Patch { id, patch } => {
-                    self.node_write(name.clone(), id, move |e| Box::pin(async move { e.patch(&patch).await }));
-                }
-                Command::Confirm { id, target } => {
-                    self.node_write(name.clone(), id, move |e| Box::pin(async move { e.confirm(&target).await }));
+                command @ (Command::Patch { .. } | Command::Confirm { .. }) => {
+                    let name = name.clone();
+                    self.execute(command, move |id, result| Answer::Node(name, id, result));
                 }
                 Command::Create { .. } | Command::Delete { .. } | Command::Instruct { .. } => {
                     tracing::error!(%name, "a Node cell asked for what no Node cell may");
                 }
             }
         }
-    }
-
-    fn node_write(
-        &self,
-        name: NodeName,
-        id: CommandId,
-        act: impl FnOnce(Executor) -> futures::future::BoxFuture<'static, Settled<NodeView>> + Send + 'static,
-    ) {
-        let (executor, answers) = (self.parts.executor.clone(), self.answers.clone());
-        tokio::spawn(async move {
-            let result = act(executor).await;
-            let _ = answers.send(Answer::Node(name, id, result)).await;
-        });
     }
 
     fn hear(&mut self, heard: Heard) -> Option<DriverError> {

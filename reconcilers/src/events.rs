@@ -1,5 +1,6 @@
 //! Events for people: few, on nobody's path, dropped under pressure.
 
+use k8s_openapi::api::core::v1::Event;
 use kube::{
     Api, Client,
     api::{DynamicObject, PostParams},
@@ -49,14 +50,12 @@ impl Events {
     }
 }
 
+/// The Events of a namespace.
+pub(crate) fn api(client: Client, namespace: &str) -> Api<DynamicObject> {
+    Api::namespaced_with(client, namespace, &ApiResource::erase::<Event>(&()))
+}
+
 async fn create(client: Client, note: &Note) -> kube::Result<()> {
-    let r = ApiResource {
-        group: String::new(),
-        version: "v1".into(),
-        api_version: "v1".into(),
-        kind: "Event".into(),
-        plural: "events".into(),
-    };
     let about = &note.about;
     let namespace = if about.namespace.is_empty() { "default" } else { &about.namespace };
     let now = jiff::Timestamp::now();
@@ -82,6 +81,6 @@ async fn create(client: Client, note: &Note) -> kube::Result<()> {
         "count": 1,
     }))
     .map_err(kube::Error::SerdeError)?;
-    Api::<DynamicObject>::namespaced_with(client, namespace, &r).create(&PostParams::default(), &event).await?;
+    api(client, namespace).create(&PostParams::default(), &event).await?;
     Ok(())
 }

@@ -3,11 +3,8 @@
 //! The driver is asked by a message and answers with a copy of the cell; what is read and compared for the answer is done
 //! by whoever asks, so that no question holds up a machine.
 
-use kube::{
-    Api, Client,
-    api::{DynamicObject, ListParams},
-    core::ApiResource,
-};
+use crate::events;
+use kube::{Client, api::ListParams};
 use state::{
     Key, Timestamp,
     explain::{Explanation, Story, Warning},
@@ -123,16 +120,9 @@ impl Explainer {
 
 /// The Warnings about an object.
 async fn warned(client: &Client, namespace: &str, kind: &str, name: &str) -> kube::Result<Vec<Warning>> {
-    let r = ApiResource {
-        group: String::new(),
-        version: "v1".into(),
-        api_version: "v1".into(),
-        kind: "Event".into(),
-        plural: "events".into(),
-    };
     let fields = format!("involvedObject.kind={kind},involvedObject.name={name}");
-    let api = Api::<DynamicObject>::namespaced_with(client.clone(), namespace, &r);
-    let found = api.list(&ListParams::default().fields(&fields).limit(EVENTS)).await?;
+    let found =
+        events::api(client.clone(), namespace).list(&ListParams::default().fields(&fields).limit(EVENTS)).await?;
     let warnings = found.items.into_iter().map(|e| e.data).filter(|e| e["type"] == "Warning").map(|e| {
         let text = |key: &str| e[key].as_str().unwrap_or_default().to_owned();
         let last = ["lastTimestamp", "eventTime", "firstTimestamp"].iter().find_map(|k| Timestamp::parse(&text(k)));

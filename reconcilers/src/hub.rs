@@ -354,7 +354,14 @@ impl<P: Watched> Hub<P> {
 
     /// Remembers what did not come by the watch yet (what a write returned), so that a list without it is noticed. Nobody is
     /// told: who wrote knows, and everybody else hears of it by the watch.
-    pub fn note(&self, view: P, r: &ObjectRef, owner: Option<String>) {
+    pub fn note(&self, view: &P, r: &ObjectRef, owner: Option<&str>)
+    where
+        P: Clone,
+    {
+        let mut cache = lock(&self.cache);
+        if cache.objects.contains_key(&r.uid) {
+            return;
+        }
         let meta = kube::api::ObjectMeta {
             name: Some(r.name.clone()),
             namespace: Some(r.namespace.clone()).filter(|n| !n.is_empty()),
@@ -362,10 +369,8 @@ impl<P: Watched> Hub<P> {
             resource_version: Some(view.rv().to_string()),
             ..Default::default()
         };
-        let mut cache = lock(&self.cache);
-        if !cache.objects.contains_key(&r.uid) {
-            cache.noted.insert(r.uid.clone(), Arc::new(Seen { meta, owner, view }));
-        }
+        let seen = Seen { meta, owner: owner.map(str::to_owned), view: view.clone() };
+        cache.noted.insert(r.uid.clone(), Arc::new(seen));
     }
 
     /// An object by namespace and name.
@@ -482,7 +487,7 @@ mod tests {
         // What a write returned, and what the watch never showed: a list without it tells, too.
         let written = vmi("c", "4", 12);
         let r = reference(Kind::VirtualMachineInstance, &written.meta);
-        hub.note(written.view, &r, None);
+        hub.note(&written.view, &r, None);
         for e in [Init, InitApply(vmi("a", "3", 11)), InitDone] {
             tx.send(Ok(e)).unwrap();
         }

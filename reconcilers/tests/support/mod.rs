@@ -454,13 +454,7 @@ impl World {
 
     /// A field of the controller's Events.
     pub async fn events_as(&self, field: &str) -> Vec<String> {
-        let r = ApiResource {
-            group: String::new(),
-            version: "v1".into(),
-            api_version: "v1".into(),
-            kind: "Event".into(),
-            plural: "events".into(),
-        };
+        let r = ApiResource::erase::<k8s_openapi::api::core::v1::Event>(&());
         let api: Api<DynamicObject> = Api::default_namespaced_with(self.client.clone(), &r);
         let all = api.list(&ListParams::default()).await.unwrap();
         let ours = all.items.into_iter().filter(|e| e.data["source"]["component"] == "virtfold-controller");

@@ -8,7 +8,7 @@ use crate::{
     object::{Kind, Refusal, Settled},
     vm::{
         Fact, Input, NodeFact,
-        model::{World, vm},
+        model::{World, bare, vm},
     },
 };
 use serde_json::{Value, json};
@@ -440,13 +440,10 @@ fn the_processors_are_stopped() {
 #[test]
 fn the_name_belongs_to_another_instance() {
     let mut w = World::default();
-    let other = json!({"apiVersion": "v1", "kind": "Other", "name": "o", "uid": "o", "controller": true});
-    w.put(
-        Kind::VirtualMachineInstance,
-        json!({"metadata": {"name": "web", "namespace": "ns", "uid": "v1", "ownerReferences": [other],
-                            "finalizers": [api::names::FINALIZER_VMI]},
-               "spec": {"domain": {"memory": {"guest": "64Mi"}}}, "status": {}}),
-    );
+    let mut other = bare();
+    other["metadata"]["ownerReferences"] =
+        json!([{"apiVersion": "v1", "kind": "Other", "name": "o", "uid": "o", "controller": true}]);
+    w.put(Kind::VirtualMachineInstance, other);
     w.put(Kind::VirtualMachine, vm("Always"));
     w.settle(10_000);
     cause(&w, "FailedCreate", &["ns/web exists that this VirtualMachine does not own"], "delete or rename", true);

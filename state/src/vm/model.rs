@@ -138,6 +138,14 @@ fn check_phases(before: Option<&Value>, after: &Value) {
     assert_eq!(was, authorised, "authority goes with Scheduled, and stays: {after:#}");
 }
 
+/// A VMI of the machine's name that belongs to nobody.
+pub fn bare() -> Value {
+    json!({
+        "metadata": {"name": "web", "namespace": "ns", "uid": "v1", "finalizers": [api::names::FINALIZER_VMI]},
+        "spec": {"domain": {"memory": {"guest": "64Mi"}}}, "status": {},
+    })
+}
+
 impl Default for World {
     fn default() -> Self {
         Self {
@@ -174,6 +182,13 @@ impl Default for World {
 }
 
 impl World {
+    /// With a bare VMI.
+    pub fn with_bare() -> Self {
+        let mut w = Self::default();
+        w.put(Kind::VirtualMachineInstance, bare());
+        w
+    }
+
     pub fn with(object: Value) -> Self {
         let mut w = Self::default();
         w.put(Kind::VirtualMachine, object);

@@ -286,13 +286,7 @@ fn a_launcher_that_is_killed_fails_the_vmi_and_always_starts_another() {
 
 #[test]
 fn a_bare_vmi_runs_and_is_torn_down() {
-    let mut w = World::default();
-    w.put(
-        Kind::VirtualMachineInstance,
-        json!({
-        "metadata": {"name": "web", "namespace": "ns", "uid": "v1", "finalizers": [api::names::FINALIZER_VMI]},
-        "spec": {"domain": {"memory": {"guest": "64Mi"}}}, "status": {}}),
-    );
+    let mut w = World::with_bare();
     w.settle(5_000);
     assert_eq!(w.phase(), "Running");
     w.edit(Kind::VirtualMachineInstance, json!({"metadata": {"deletionTimestamp": "1970-01-01T00:10:00Z"}}));

@@ -110,9 +110,6 @@ fn rule_1_3_an_orphaned_vm_goes_and_its_instance_stays() {
 
 #[test]
 fn rule_1_3_an_instance_without_a_controller_is_adopted_after_a_live_read_of_the_vm() {
-    let bare = json!({
-        "metadata": {"name": "web", "namespace": "ns", "uid": "v1", "finalizers": [api::names::FINALIZER_VMI]},
-        "spec": {"domain": {"memory": {"guest": "64Mi"}}}, "status": {}});
     for (strategy, phase, printable) in [
         ("Always", "Running", "Running"),
         ("Manual", "Running", "Running"),
@@ -120,8 +117,7 @@ fn rule_1_3_an_instance_without_a_controller_is_adopted_after_a_live_read_of_the
         ("Once", "Running", "Running"),
         ("Halted", "", "Stopped"),
     ] {
-        let mut w = World::default();
-        w.put(Kind::VirtualMachineInstance, bare.clone());
+        let mut w = World::with_bare();
         w.settle(10_000);
         w.put(Kind::VirtualMachine, vm(strategy));
         let s = w.sights.remove(0);
@@ -144,12 +140,7 @@ fn rule_1_3_an_instance_without_a_controller_is_adopted_after_a_live_read_of_the
 
 #[test]
 fn rule_1_3_a_vm_that_the_live_read_shows_deleting_adopts_nothing() {
-    let mut w = World::default();
-    w.put(
-        Kind::VirtualMachineInstance,
-        json!({"metadata": {"name": "web", "namespace": "ns", "uid": "v1", "finalizers": [api::names::FINALIZER_VMI]},
-            "spec": {"domain": {"memory": {"guest": "64Mi"}}}, "status": {}}),
-    );
+    let mut w = World::with_bare();
     w.settle(10_000);
     w.put(Kind::VirtualMachine, vm("Always"));
     let s = w.sights.remove(0);

@@ -430,13 +430,7 @@ fn rule_2_9_a_node_that_was_booted_again_has_ended_what_ran_there() {
 
 #[test]
 fn rule_2_9_a_bare_vmi_stays_as_it_ended_until_somebody_deletes_it() {
-    let mut w = World::default();
-    w.put(
-        Kind::VirtualMachineInstance,
-        json!({
-        "metadata": {"name": "web", "namespace": "ns", "uid": "v1", "finalizers": [api::names::FINALIZER_VMI]},
-        "spec": {"domain": {"memory": {"guest": "64Mi"}}}, "status": {}}),
-    );
+    let mut w = World::with_bare();
     w.settle(5_000);
     let pod = pod_uid(&w);
     w.end(&pod, Cause::Crashed);

@@ -349,12 +349,10 @@ fn a_failure_that_changes_its_words_is_told_in_the_new_ones() {
 #[test]
 fn rule_1_10_an_instance_of_the_name_that_is_somebody_elses_is_a_failure_and_left_alone() {
     let mut w = World::default();
-    w.put(
-        Kind::VirtualMachineInstance,
-        json!({"metadata": {"name": "web", "namespace": "ns", "uid": "v1", "finalizers": [api::names::FINALIZER_VMI],
-            "ownerReferences": [{"kind": "VirtualMachineInstanceReplicaSet", "name": "set", "uid": "s", "controller": true}]},
-            "spec": {"domain": {"memory": {"guest": "64Mi"}}}, "status": {}}),
-    );
+    let mut other = crate::vm::model::bare();
+    other["metadata"]["ownerReferences"] =
+        json!([{"kind": "VirtualMachineInstanceReplicaSet", "name": "set", "uid": "s", "controller": true}]);
+    w.put(Kind::VirtualMachineInstance, other);
     w.put(Kind::VirtualMachine, vm("Always"));
     w.settle(10_000);
     assert_eq!(condition(&vmobj(&w), "Failure").unwrap(), ("True".into(), "FailedCreate".into()));
