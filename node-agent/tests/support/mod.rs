@@ -61,7 +61,8 @@ impl PodSource for Pods {
 pub struct World {
     /// UID of the VMI that every world has.
     pub vmi_uid: String,
-    pub dir: tempfile::TempDir,
+    /// Removed when the agent has ended, too: its journal's last block would make the folder again.
+    pub dir: Arc<tempfile::TempDir>,
     pub api: ApiServer,
     /// With all rights.
     pub admin: Client,
@@ -92,7 +93,7 @@ impl World {
             let options = telemetry::Options { log_filter: "off".into(), ..log_options() };
             telemetry::init(&options).unwrap();
         });
-        let dir = tempfile::Builder::new().prefix("vfa").tempdir().unwrap();
+        let dir = Arc::new(tempfile::Builder::new().prefix("vfa").tempdir().unwrap());
         let api = ApiServer::new(Arc::new(Memory::new()), embedded::server::Config::default()).await.unwrap();
         let admin = api.client(User::new("admin", &["system:masters"]));
         embedded::cluster::bootstrap::run(&admin).await.unwrap();
@@ -193,7 +194,12 @@ impl World {
             journal: Some(telemetry::journal::Config::new(self.dir.path().join("journal"), "node-agent", "test")),
             shutdown: stop.clone(),
         };
-        let task = tokio::spawn(node_agent::run(config));
+        let dir = self.dir.clone();
+        let task = tokio::spawn(async move {
+            let ended = node_agent::run(config).await;
+            drop(dir);
+            ended
+        });
         self.agent = Some(Agent { address, stop, task });
     }
 
