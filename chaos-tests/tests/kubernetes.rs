@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result, ensure};
 use chaos_tests::{
-    e2e::{manifest, process, wait},
+    e2e::{kinds, manifest, process, wait},
     kubernetes::{
         self, CONTROLLER, Kubernetes, NODES,
         calls::{self, Counts},
@@ -95,6 +95,8 @@ fn a_vm_costs_what_is_written_down_and_nothing_where_nothing_changes() -> Result
     kubernetes!();
     let k = Kubernetes::start()?;
     k.install()?;
+    kinds::explained(&k)?;
+    kinds::shown(&k, |_| true)?;
     let nodes = k.nodes(2, &["--kubelet", "--scheduler"])?;
     let controller = k.controller("controller")?;
     let said = || format!("{}\n{}", controller.log_tail(), nodes.log_tail());

@@ -686,3 +686,18 @@ fn a_set_is_held_against_the_rules_of_its_instances() {
     scaled["spec"]["replicas"] = json!(2);
     assert_eq!(ask(update(KIND, old, scaled)).unwrap_err().code, 422);
 }
+
+#[test]
+fn kinds_that_nothing_acts_on_are_refused_by_name_when_made_and_left_alone_afterwards() {
+    for kind in ["VirtualMachineSnapshot", "VirtualMachinePool", "MigrationPolicy", "DataVolume", "KubeVirt"] {
+        let object = json!({"metadata": {"name": "a"}, "spec": {}});
+        let refused = ask(input(kind, object.clone())).unwrap_err();
+        assert_eq!(refused.code, 422);
+        assert_eq!(refused.causes()[0].1, "kind");
+        assert!(refused.message.contains(&format!("{kind} is not supported yet: ")), "{}", refused.message);
+        assert_eq!(ask(update(kind, object.clone(), object.clone())).unwrap().object, object);
+    }
+    for kind in ["VirtualMachineInstancetype", "VirtualMachineClusterPreference"] {
+        ask(input(kind, json!({"metadata": {"name": "a"}, "spec": {}}))).unwrap();
+    }
+}

@@ -6,11 +6,11 @@
 //! Name:                            a named type (no indentation)
 //!   ... Other                      all fields of another type
 //!   a, b!: TYPE attributes -- doc  fields `a` and `b`; `!` means required
-//!     @ rule -- message            a CEL rule for the field above
+//!     @ rule -- message            a CEL rule for the field above (for its items, where they are objects)
 //! ```
 //!
 //! TYPE is `str bool int i32 i64 num time qty ios obj` (the default), the name of a type, `[TYPE]` or `{TYPE}` (map).
-//! Attributes: `nullable`, `open` (unknown fields stay), `atomic`, `set`, `keys=a,b`, `max=N` (items), `minimum=N`,
+//! Attributes: `nullable`, `open` (unknown fields stay), `atomic`, `set`, `keys=a,b`, `min=N` and `max=N` (items), `minimum=N`,
 //! `maximum=N`, `maxLength=N`, `minLength=N`, `pattern=P`, `enum=a|b`, `default=JSON`.
 //!
 //! The files are part of the program, so a mistake in one is a mistake of ours: it panics with file and line, and the
@@ -30,6 +30,12 @@ struct Line<'a> {
     attributes: Vec<&'a str>,
     doc: &'a str,
     children: Vec<Line<'a>>,
+}
+
+impl Line<'_> {
+    fn is_field(&self) -> bool {
+        !matches!(self.kind, "@" | "...")
+    }
 }
 
 /// Named types of all files.
@@ -80,7 +86,12 @@ impl<'a> Library<'a> {
     /// The schema of a type expression; the fields below `line` belong to its innermost object.
     fn kind(&self, line: &Line, kind: &str) -> Map<String, Value> {
         if let Some(item) = kind.strip_prefix('[').and_then(|k| k.strip_suffix(']')) {
-            return object(json!({"type": "array", "items": self.kind(line, item)}));
+            let mut items = self.kind(line, item);
+            // A rule about plain items is one about all of them.
+            let rules = items.remove("x-kubernetes-validations").filter(|_| !line.children.iter().any(Line::is_field));
+            let mut out = object(json!({"type": "array", "items": items}));
+            out.extend(rules.map(|rules| ("x-kubernetes-validations".into(), rules)));
+            return out;
         }
         if let Some(item) = kind.strip_prefix('{').and_then(|k| k.strip_suffix('}')) {
             return object(json!({"type": "object", "additionalProperties": self.kind(line, item)}));
@@ -193,6 +204,7 @@ fn apply(out: &mut Map<String, Value>, attribute: &str, line: &Line) {
             out.insert("x-kubernetes-list-map-keys".into(), json!(value.split(',').collect::<Vec<_>>()));
             ("x-kubernetes-list-type", json!("map"))
         }
+        "min" => ("minItems", parsed()),
         "max" => ("maxItems", parsed()),
         "minimum" | "maximum" | "maxLength" | "minLength" | "default" => (key, parsed()),
         "pattern" => ("pattern", json!(value)),
@@ -224,7 +236,7 @@ mod tests {
     fn notation() {
         let l = Library::parse(&[(
             "t",
-            "A:\n  x!, y: str enum=a|b -- Doc.\n  l: [obj] keys=n max=3\n    n!: qty\n  m: {B}\nB: obj nullable\n  ... C\n  c: int default=1\n    @ self == 1 -- must be one\nC:\n  d!: time\n",
+            "A:\n  x!, y: str enum=a|b -- Doc.\n  l: [obj] keys=n max=3\n    n!: qty\n  m: {B}\n  p: [str]\n    @ self.size() > 0 -- too few\nB: obj nullable\n  ... C\n  c: int default=1\n    @ self == 1 -- must be one\nC:\n  d!: time\n",
         )]);
         assert_eq!(
             l.schema("A"),
@@ -234,6 +246,7 @@ mod tests {
                 "l": {"type": "array", "maxItems": 3, "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["n"], "items": {
                     "type": "object", "required": ["n"], "properties": {
                         "n": {"anyOf": [{"type": "integer"}, {"type": "string"}], "pattern": QUANTITY, "x-kubernetes-int-or-string": true}}}},
+                "p": {"type": "array", "items": {"type": "string"}, "x-kubernetes-validations": [{"rule": "self.size() > 0", "message": "too few"}]},
                 "m": {"type": "object", "additionalProperties": {"type": "object", "nullable": true, "required": ["d"], "properties": {
                     "d": {"type": "string", "format": "date-time"},
                     "c": {"type": "integer", "default": 1, "x-kubernetes-validations": [{"rule": "self == 1", "message": "must be one"}]}}}},

@@ -4,6 +4,7 @@ use super::{BROKEN_IMAGE, e2e, shared};
 use anyhow::{Result, ensure};
 use chaos_tests::e2e::{
     cluster::{Cluster, Options, condition},
+    kinds,
     manifest::{VmManifest, vm},
     vm::{START, Vm},
     wait,
@@ -92,6 +93,18 @@ fn admission_says_what_is_wrong() -> Result<()> {
     let (code, _, said) =
         cluster.feed(&["apply"], "apiVersion: kubevirt.io/v1\nkind: VirtualMachine\nmetadata: [\n")?;
     ensure!(code != 0 && !said.is_empty());
+    // Whole kinds that nothing would act on are refused by name; all are known.
+    kinds::explained(cluster)?;
+    kinds::shown(cluster, |kind| kind.ends_with("type") || kind.ends_with("Preference"))?;
+    let samples = kinds::samples(|kind| api::crd::missing(kind).is_some());
+    for mut sample in samples {
+        if sample["metadata"].get("namespace").is_some() {
+            sample["metadata"]["namespace"] = "default".into();
+        }
+        let (code, out, said) = cluster.feed(&["create"], &sample.to_string())?;
+        let kind = sample["kind"].as_str().unwrap_or_default();
+        ensure!(code != 0 && said.contains(&format!("{kind} is not supported yet: ")), "{kind}: {code} {out} {said}");
+    }
     Ok(())
 }
 

@@ -66,7 +66,7 @@ impl gateway::Explain for Why {
 impl Admission for Gate {
     fn admit<'a>(&'a self, request: &'a AdmissionRequest) -> BoxFuture<'a, Result<AdmissionResponse, Status>> {
         Box::pin(async move {
-            if request.group != api::names::GROUP {
+            if !api::crd::is_own(&request.group) {
                 return Ok(AdmissionResponse::default());
             }
             let input = AdmissionInput {

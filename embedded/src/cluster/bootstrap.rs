@@ -188,9 +188,11 @@ pub fn objects() -> Vec<Value> {
         ("rbac.authorization.k8s.io", "v1"),
         ("scheduling.k8s.io", "v1"),
         ("storage.k8s.io", "v1"),
-        (api::names::GROUP, api::names::VERSION),
         (api::names::SUBRESOURCE_GROUP, "v1"),
-    ] {
+    ]
+    .into_iter()
+    .chain(api::crd::versions())
+    {
         objects.push(api_service(group, version));
     }
     objects

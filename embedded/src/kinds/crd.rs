@@ -101,11 +101,18 @@ pub fn resources(crd: &Value, shared: &Definitions) -> Vec<Resource> {
         .find(|v| v.get("storage") == Some(&Value::Bool(true)))
         .map(|v| text(v, "/name"))
         .unwrap_or_default();
+    // Versions mostly have the same schema, and a large one costs a megabyte.
+    let mut last: Option<(Arc<Value>, Arc<Schema>)> = None;
     versions
         .iter()
         .filter(|v| v.get("served") == Some(&Value::Bool(true)))
         .map(|v| {
-            let published = v.pointer("/schema/openAPIV3Schema").cloned().unwrap_or_default();
+            let own = v.pointer("/schema/openAPIV3Schema").unwrap_or(&Value::Null);
+            let (published, schema) = last.take().filter(|(p, _)| **p == *own).unwrap_or_else(|| {
+                let schema = Schema { root: Node::custom_root(own), definitions: shared.clone() };
+                (Arc::new(own.clone()), Arc::new(schema))
+            });
+            last = Some((published.clone(), schema.clone()));
             let names = |key: &str| text(crd, &format!("/spec/names/{key}")).to_owned();
             Resource {
                 group: group.into(),
@@ -125,8 +132,8 @@ pub fn resources(crd: &Value, shared: &Definitions) -> Vec<Resource> {
                 }),
                 custom: true,
                 generation: true,
-                schema: Some(Arc::new(Schema { root: Node::custom_root(&published), definitions: shared.clone() })),
-                published: Arc::new(published),
+                schema: Some(schema),
+                published,
                 columns: items(v, "/additionalPrinterColumns")
                     .iter()
                     .map(|c| Column {

@@ -135,19 +135,20 @@ pub fn admit(mut input: AdmissionInput, context: &Context<'_>) -> Result<Admissi
     if input.name.is_empty() {
         input.name = text(&input.object, &["metadata", "name"]).to_owned();
     }
+    if input.operation == Operation::Create
+        && input.subresource.is_empty()
+        && let Some(why) = api::crd::missing(&input.kind)
+    {
+        let message = format!("{} is not supported yet: {why}", input.kind);
+        let cause =
+            crate::status::Cause { kind: crate::status::CauseType::NotSupported, field: "kind".into(), message };
+        return Err(Status::invalid(&input.kind, &input.name, &[cause]));
+    }
     match (input.kind.as_str(), input.subresource.as_str()) {
         ("VirtualMachine", "") => vm::admit(input, context),
         ("VirtualMachine", "status") => vm::admit_status(input, context),
         ("VirtualMachineInstance", "" | "status") => vmi::admit(input, context),
         ("VirtualMachineInstanceReplicaSet", "") => set::admit(input, context),
-        ("VirtualMachineInstancePreset" | "VirtualMachineInstanceMigration", "")
-            if input.operation == Operation::Create =>
-        {
-            let message = format!("{} is not supported yet", input.kind);
-            let cause =
-                crate::status::Cause { kind: crate::status::CauseType::NotSupported, field: "kind".into(), message };
-            Err(Status::invalid(&input.kind, &input.name, &[cause]))
-        }
         _ => unchanged(input.object),
     }
 }
