@@ -36,6 +36,16 @@ const ONCE: &[(u64, &str)] = &[
     (391, "the outcome of a pod that was never authorised was not acknowledged"),
     (628, "an answer that was older than the instance buried it"),
     (168, "a creation landed after its instance was gone"),
+    (2052, "the outcome of an instance that was over was forgotten when the next one was made, and never acknowledged"),
+    (3696, "a start that was asked for before the machine was halted survived the loss of a write"),
+    (3821, "a node was buried because a server that was behind did not list it, and its agent was never asked again"),
+    (3825, "a launcher was thought to be of a boot whose session was over before the launcher began"),
+    (3969, "a launcher was thought to be of a boot whose session outlived it"),
+    (4728, "a launcher was thought to be of a boot that was over before it began"),
+    (
+        4835,
+        "a guest that was about to run was declared dead by the removal of its pod, which the world had not noticed",
+    ),
 ];
 
 fn run_all(seeds: impl Iterator<Item = u64> + Send, options: &Options, done: impl Fn(&Outcome) -> bool + Sync) {

@@ -262,7 +262,8 @@ impl Driver {
                 let name = NodeName(view.meta.name.clone());
                 self.node(name, node::Input::Observed { node: *view, live: false });
             }
-            Entry::NodeGone(name, uid) => self.node(name, node::Input::Gone(uid)),
+            Entry::NodeGone(name, uid, true) => self.node(name, node::Input::Gone(uid)),
+            Entry::NodeGone(name, uid, false) => self.node(name, node::Input::Vanished(uid)),
         }
     }
 

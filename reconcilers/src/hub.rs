@@ -96,8 +96,8 @@ pub enum Entry {
     Set(Key, set::Sight),
     /// A Node is there.
     Node(Box<NodeView>),
-    /// A Node object is gone, which proves nothing about what runs there.
-    NodeGone(NodeName, Uid),
+    /// A Node object was deleted (`true`), which proves nothing about what runs there, or is missing in a new list.
+    NodeGone(NodeName, Uid, bool),
 }
 
 /// A kind of object that cells are told of.
@@ -161,8 +161,8 @@ impl Watched for NodeView {
     fn present(seen: &Seen<Self>) -> Entry {
         Entry::Node(Box::new(seen.view.clone()))
     }
-    fn absent(seen: &Seen<Self>, _deleted: bool) -> Entry {
-        Entry::NodeGone(seen.meta.name.clone().unwrap_or_default().into(), seen.view.uid())
+    fn absent(seen: &Seen<Self>, deleted: bool) -> Entry {
+        Entry::NodeGone(seen.meta.name.clone().unwrap_or_default().into(), seen.view.uid(), deleted)
     }
 }
 
@@ -443,7 +443,7 @@ mod tests {
             Entry::Vm(_, Sight::Vanished(r)) => format!("{} vanished", r.uid),
             Entry::Set(key, _) => key.name,
             Entry::Node(n) => n.meta.name,
-            Entry::NodeGone(n, _) => n.0,
+            Entry::NodeGone(n, ..) => n.0,
         }
     }
 

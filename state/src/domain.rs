@@ -158,6 +158,25 @@ pub struct Domain {
     pub accelerator: String,
 }
 
+impl Domain {
+    /// There is a process that is not known to have ended.
+    pub fn has_process(&self) -> bool {
+        match self.state {
+            DomainState::Deaf
+            | DomainState::Starting
+            | DomainState::Running
+            | DomainState::Paused
+            | DomainState::ShuttingDown => true,
+            DomainState::Absent | DomainState::Stopped => false,
+        }
+    }
+
+    /// A launcher has spoken for it, not the agent alone.
+    pub fn is_of_a_launcher(&self) -> bool {
+        !self.launcher.as_str().is_empty()
+    }
+}
+
 /// How a domain ended, kept until a controller has acknowledged it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outcome {

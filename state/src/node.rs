@@ -29,6 +29,8 @@ pub enum Input {
     },
     /// The Node object was deleted. That proves nothing about what runs there.
     Gone(Uid),
+    /// A list does not have it, perhaps of a server that is behind: to be asked.
+    Vanished(Uid),
     /// The session with its agent began (its number) or ended.
     Session(Option<u64>),
     /// A command of ours ended.
@@ -114,6 +116,8 @@ impl Node {
                 self.node.gone(uid);
                 self.confirmed = None;
             }
+            Input::Vanished(uid) if self.node.uid() == *uid => self.node.doubt(),
+            Input::Vanished(_) => {}
             Input::Session(s) => {
                 self.session = *s;
                 self.silent_since = if s.is_some() { None } else { Some(self.silent_since.unwrap_or(self.now)) };
@@ -128,7 +132,9 @@ impl Node {
                         self.fold(&Input::Observed { node: n.clone(), live: true });
                     }
                     Settled::Gone => {
-                        self.node.gone(&Uid::default());
+                        if self.node.not_found() {
+                            self.confirmed = None;
+                        }
                     }
                     Settled::Applied(None) | Settled::Conflict | Settled::Unknown | Settled::Acked(_) => {
                         self.node.failed(self.now, None);
@@ -163,7 +169,7 @@ impl Node {
             let confirmed = self.confirmed.as_ref().is_some_and(|c| c.meta.rv >= view.meta.rv);
             if !self.node.is_free(self.now) {
                 wake = self.node.free_at(self.now).or(wake);
-            } else if suspect && self.fact().fenced.is_none() && !confirmed {
+            } else if self.node.is_doubted() || (suspect && self.fact().fenced.is_none() && !confirmed) {
                 let id = self.id();
                 out.push(Command::Confirm { id, target });
             } else if back || (dead && view.schedulable == Some(true)) {
@@ -264,5 +270,32 @@ mod tests {
         n.step(&Event::new(Timestamp(3), Input::Gone("n".into())));
         assert_eq!(n.fact().fenced, None, "a deleted Node object proves nothing");
         assert!(n.fact().gone, "but people are told of it");
+    }
+
+    #[test]
+    fn a_list_without_a_node_is_a_reason_to_ask_and_nothing_more() {
+        let confirm = |out: &[Command]| match out {
+            [Command::Confirm { id, .. }, ..] => *id,
+            other => panic!("{other:?}"),
+        };
+        let mut n = Node::new("n1".into());
+        let at = NodeView { agent_address: Some("192.0.2.1:1".into()), ..view(5, true, false) };
+        see(&mut n, 0, at.clone(), false);
+        n.step(&Event::new(Timestamp(1), Input::Session(Some(1))));
+        let id = confirm(&n.step(&Event::new(Timestamp(2), Input::Vanished("n".into()))));
+        assert!(!n.fact().gone && n.agent_address().is_some(), "its session stays meanwhile");
+        n.step(&Event::new(Timestamp(3), Input::Settled { id, result: Settled::Applied(Some(at)) }));
+        assert!(!n.fact().gone, "a server that is behind had answered");
+        assert_eq!(n.step(&Event::new(Timestamp(4), Input::Elapsed)), []);
+        // Another node of that name is meant.
+        assert_eq!(n.step(&Event::new(Timestamp(5), Input::Vanished("older".into()))), []);
+        let id = confirm(&n.step(&Event::new(Timestamp(6), Input::Vanished("n".into()))));
+        n.step(&Event::new(Timestamp(7), Input::Settled { id, result: Settled::Gone }));
+        assert!(n.fact().gone);
+        // The node registers again.
+        let mut again = view(9, true, false);
+        again.meta.uid = "n-2".into();
+        see(&mut n, 8, again, false);
+        assert!(!n.fact().gone);
     }
 }

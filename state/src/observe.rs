@@ -135,6 +135,13 @@ pub struct Request {
     pub data: BTreeMap<String, String>,
 }
 
+impl Request {
+    /// A start with stopped vCPUs.
+    pub fn asks_for_paused(&self) -> bool {
+        self.data.get("paused").is_some_and(|p| p == "true")
+    }
+}
+
 /// Crash-loop state in a VM's status.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]

@@ -38,7 +38,7 @@ pub enum CellId {
 pub(super) enum Entry {
     Vm(Key, Sight),
     Node(Box<NodeView>),
-    NodeGone(NodeName, Uid),
+    NodeGone(NodeName, Uid, bool),
 }
 
 struct VmCell {
@@ -153,7 +153,7 @@ pub(super) fn present(seen: &Seen) -> Option<Entry> {
 
 pub(super) fn absent(seen: &Seen, deleted: bool) -> Option<Entry> {
     if seen.res == Res::Node {
-        return Some(Entry::NodeGone(seen.name().into(), seen.uid().into()));
+        return Some(Entry::NodeGone(seen.name().into(), seen.uid().into(), deleted));
     }
     let r = reference(seen)?;
     Some(Entry::Vm(cell_of(seen), if deleted { Sight::Gone(r) } else { Sight::Vanished(r) }))
@@ -212,7 +212,8 @@ impl World {
                 let name = NodeName(view.meta.name.clone());
                 self.node_step(c, &name, node::Input::Observed { node: *view, live: false });
             }
-            Entry::NodeGone(name, uid) => self.node_step(c, &name, node::Input::Gone(uid)),
+            Entry::NodeGone(name, uid, true) => self.node_step(c, &name, node::Input::Gone(uid)),
+            Entry::NodeGone(name, uid, false) => self.node_step(c, &name, node::Input::Vanished(uid)),
         }
         self.drain(c);
     }

@@ -46,7 +46,7 @@ pub struct Ghost {
     pub authorised: BTreeMap<String, BTreeSet<String>>,
     /// Launcher pods that ever were, by the VMI's UID.
     pub pods: BTreeMap<String, BTreeSet<String>>,
-    /// Pods whose object was removed while their domain ran, or whose node is out of service: declared dead by somebody.
+    /// Pods whose object was removed while their domain was there, or whose node is out of service: declared dead by somebody.
     pub declared: BTreeSet<String>,
     /// How often a launcher began an instruction, by process and id.
     pub begun: BTreeMap<(String, String), u32>,
@@ -163,7 +163,8 @@ impl World {
                 } else {
                     standing.insert(uid.clone());
                 }
-                if commit.gone && self.ghost.executing.values().flatten().any(|e| e.pod == uid) {
+                // Also one that is just about to run its vCPUs.
+                if commit.gone && self.nodes.iter().any(|n| n.has_domain(&PodUid(uid.clone()))) {
                     self.ghost.declared.insert(uid);
                 }
             }

@@ -3,7 +3,7 @@
 use super::command::{ClusterConfig, Command, Fact, Input, Interest, NodeFact, Report, Sight};
 use crate::{
     Event, InstructionId, Key, Machine, NodeName, PodUid, ResourceVersion, Timestamp, Uid, VmiUid,
-    domain::{AckResult, Domain, DomainState, Outcome, RefusalReason},
+    domain::{AckResult, Domain, Outcome, RefusalReason},
     launcher_pod_name,
     object::{CommandId, Kind, ObjectRef, Refusal, Settled},
     observe::{ClaimView, Object, PodView, RevisionView, VmView, VmiView},
@@ -78,7 +78,8 @@ pub struct Vm {
     pub(super) revisions: BTreeSet<i64>,
     pub(super) claims: BTreeMap<String, Option<ClaimView>>,
     pub(super) node: BTreeMap<NodeName, NodeFact>,
-    pub(super) domains: BTreeMap<PodUid, Domain>,
+    /// The newest word about each pod's domain, and the session that brought it.
+    pub(super) domains: BTreeMap<PodUid, (Option<u64>, Domain)>,
     pub(super) outcomes: BTreeMap<PodUid, (NodeName, Outcome)>,
     pub(super) acked: BTreeSet<(PodUid, u64)>,
     pub(super) inventory: BTreeMap<NodeName, Inventory>,
@@ -188,7 +189,17 @@ impl Vm {
 
     /// The newest report about the current launcher.
     pub(super) fn domain(&self) -> Option<&Domain> {
-        self.domains.get(&self.launcher()?)
+        self.domains.get(&self.launcher()?).map(|(_, d)| d)
+    }
+
+    /// The inventory of the session that stands with the current VMI's node, and the word about the current launcher that this
+    /// session brought.
+    pub(super) fn heard_now(&self) -> Option<(&Inventory, Option<&Domain>)> {
+        let node = self.node_name()?;
+        let session = self.node.get(&node)?.session;
+        let inventory = self.inventory.get(&node).filter(|i| Some(i.session) == session)?;
+        let word = self.launcher().and_then(|p| self.domains.get(&p)).filter(|(s, _)| *s == session);
+        Some((inventory, word.map(|(_, d)| d)))
     }
 
     /// The pod of the current VMI is known to be gone, or never to have been.
@@ -329,8 +340,10 @@ impl Vm {
     fn new_vmi(&mut self) {
         let current = self.vmi.get().map(VmiView::vmi_uid);
         let of = |v: &VmiUid| current.as_ref() == Some(v);
-        self.domains.retain(|_, d| of(&d.vmi));
-        self.outcomes.retain(|_, (_, o)| of(&o.vmi));
+        self.domains.retain(|_, (_, d)| of(&d.vmi));
+        // Whoever keeps the outcome of an instance that is over still has to hear that it may forget it.
+        let acked = &self.acked;
+        self.outcomes.retain(|pod, (_, o)| of(&o.vmi) || !acked.contains(&(pod.clone(), o.seq)));
         self.told.clear();
         self.boot = None;
         self.hold_running = None;
@@ -344,18 +357,23 @@ impl Vm {
         }
         let noted_uid = self.vmi.uid();
         self.noted.retain(|(uid, _)| *uid == noted_uid);
-        self.flights.retain(|_, (at, _)| *at != At::Pod && *at != At::Agent);
+        self.flights.retain(|_, (at, what)| match at {
+            At::Pod => false,
+            At::Agent => matches!(what, What::Acknowledge(..)),
+            At::Vm | At::Vmi | At::Revision => true,
+        });
     }
 
     fn heard(&mut self, r: &Report) {
         match r {
             Report::Domain { node, domain: d } => {
-                let newer = self.domains.get(&d.pod).is_none_or(|k| {
+                let newer = self.domains.get(&d.pod).is_none_or(|(_, k)| {
                     // Another launcher process in one pod cannot be: the one that speaks now is the one that is there.
-                    k.launcher != d.launcher || d.seq > k.seq || (d.seq == k.seq && d.state != k.state)
+                    k.launcher != d.launcher || d.seq >= k.seq
                 });
                 if newer && !self.is_elsewhere(&d.pod, node) && !self.vmi.is_tombstoned(&Uid(d.vmi.0.clone())) {
-                    self.domains.insert(d.pod.clone(), d.clone());
+                    let session = self.node.get(node).and_then(|n| n.session);
+                    self.domains.insert(d.pod.clone(), (session, d.clone()));
                 }
             }
             Report::Outcome { node, outcome: o } => {
@@ -374,8 +392,8 @@ impl Vm {
                 }
                 let here = self.node_name().as_ref() == Some(node);
                 if here && self.boot.as_ref().is_some_and(|b| b != boot_id) {
-                    // What was told before the node was booted again is over. The new boot cannot have told of it yet.
-                    self.domains.clear();
+                    // What was told before the node was booted again is over.
+                    self.domains.retain(|_, (heard, _)| *heard == Some(*session));
                 }
                 if here {
                     self.boot = Some(boot_id.clone());
@@ -660,14 +678,7 @@ impl Vm {
 
     /// Whether the domain is known to have a process that is not known to have ended.
     pub(super) fn domain_lives(&self) -> bool {
-        self.domain().is_some_and(|d| match d.state {
-            DomainState::Deaf
-            | DomainState::Starting
-            | DomainState::Running
-            | DomainState::Paused
-            | DomainState::ShuttingDown => true,
-            DomainState::Absent | DomainState::Stopped => false,
-        })
+        self.domain().is_some_and(Domain::has_process)
     }
 
     pub(super) fn issue(&mut self, at: At, what: What) -> CommandId {

@@ -40,7 +40,7 @@ impl Vm {
         let start = head.filter(|r| r.action == "Start");
         let run = || match self.not_before(vm) {
             Some(t) if t > self.now && vm.strategy != Strategy::Once => Wish::NotBefore(t),
-            _ => Wish::Run { paused: start.is_some_and(|r| r.data.get("paused").is_some_and(|p| p == "true")) },
+            _ => Wish::Run { paused: start.is_some_and(Request::asks_for_paused) },
         };
         let Some(vmi) = self.own_vmi() else {
             return match vm.strategy {
@@ -50,7 +50,7 @@ impl Vm {
                     if start.is_some() || switched { run() } else { Wish::Stay }
                 }
                 Strategy::Manual if start.is_some() => {
-                    Wish::Run { paused: start.is_some_and(|r| r.data.get("paused").is_some_and(|p| p == "true")) }
+                    Wish::Run { paused: start.is_some_and(Request::asks_for_paused) }
                 }
                 Strategy::Halted if start.is_some() => Wish::Unhalt,
                 Strategy::Manual | Strategy::Halted => Wish::Stay,
@@ -85,12 +85,12 @@ impl Vm {
         let mut q = vm.status.state_change_requests.clone();
         match vm.strategy {
             // Who halts a machine overrides the starts that were asked for before; else the rest of a restart would undo it.
-            // A halted machine cannot be asked to restart, so a Start behind a Stop is older than that.
+            // A halted machine cannot be asked to restart, so a Start behind a Stop is older than that; and it is asked to
+            // start by its spec, so that any other Start than a paused one is of another strategy.
             Strategy::Halted => {
                 let before = vm.status.run_strategy.as_deref().is_some_and(|s| !s.is_empty() && s != "Halted");
-                if before || q.first().is_some_and(|r| r.action == "Stop") {
-                    q.retain(|r| r.action != "Start");
-                }
+                let older = before || q.first().is_some_and(|r| r.action == "Stop");
+                q.retain(|r| r.action != "Start" || (!older && r.asks_for_paused()));
             }
             // It takes no requests: these are of another strategy that it had.
             Strategy::Once => q.clear(),

@@ -158,14 +158,19 @@ impl Vm {
         self.witness().filter(|w| recorded != Some((&w.vmi, &w.node)))
     }
 
-    /// The node was booted since the domain was authorised: nothing of before is left. A complete inventory that has the domain
-    /// alive speaks against what stands in the VMI, and is believed.
+    /// The node was booted since this launcher was heard on it: nothing of before is left. A launcher that speaks in this very
+    /// session speaks against what stands in the VMI, and is believed.
     fn rebooted(&self, vmi: &VmiView) -> Option<NodeName> {
-        let node = self.node_name()?;
-        let session = self.node.get(&node)?.session?;
-        let inventory = self.inventory.get(&node).filter(|i| i.complete && i.session == session)?;
+        let (inventory, word) = self.heard_now().filter(|(i, _)| i.complete)?;
         let then = vmi.boot_id.as_ref().filter(|b| !b.is_empty() && !inventory.boot_id.is_empty())?;
-        (*then != inventory.boot_id && !self.domain_lives()).then_some(node)
+        let lives = word.is_some_and(|d| d.has_process() || d.is_of_a_launcher());
+        (*then != inventory.boot_id && !lives).then(|| self.node_name()).flatten()
+    }
+
+    /// The boot of the node by which the current launcher was heard. A launcher lives once, so this is the boot that it is of.
+    pub(super) fn boot_of_launcher(&self) -> Option<&String> {
+        let (inventory, word) = self.heard_now()?;
+        word.filter(|d| d.is_of_a_launcher()).map(|_| &inventory.boot_id).filter(|b| !b.is_empty())
     }
 
     /// `Absent` proves that there is no domain only if the inventory is complete, of the session that stands, and the agent

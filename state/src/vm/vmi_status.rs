@@ -165,11 +165,13 @@ impl Vm {
             if let Some(overhead) = &p.memory_overhead {
                 s.memory.insert("memoryOverhead".into(), json!(overhead));
             }
-            boot_id.clone_from(&self.boot);
         }
-        // An agent that came late: by then the domain runs, so this is the boot that it belongs to.
-        if next.phase == Phase::Running && vmi.phase == Phase::Scheduled && boot_id.is_none() {
-            boot_id.clone_from(&self.boot);
+        // Rides along with the two writes that authorise and publish; by the second one the launcher was heard.
+        if next.phase != vmi.phase
+            && matches!(next.phase, Phase::Scheduled | Phase::Running)
+            && let Some(boot) = self.boot_of_launcher()
+        {
+            boot_id = Some(boot.clone());
         }
         if let Phase::Scheduled | Phase::Running = next.phase {
             self.volumes(vmi, next.phase, &mut s);

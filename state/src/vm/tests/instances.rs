@@ -2,11 +2,12 @@
 
 use super::{condition, pod_uid, running, vmi, vmobj};
 use crate::vm::{
-    Command, Order, Sight,
-    model::{World, vm},
+    Command, Input, Order, Report, Sight,
+    model::{Launcher, World, vm},
 };
 use crate::{
-    domain::{Cause, DomainState, InterfaceFacts, OsInfo},
+    Timestamp,
+    domain::{Cause, DomainState, InterfaceFacts, OsInfo, Outcome},
     object::Kind,
     observe::Phase,
 };
@@ -426,6 +427,57 @@ fn rule_2_9_a_node_that_was_booted_again_has_ended_what_ran_there() {
     assert_eq!((w.phase().as_str(), w.printable().as_str()), ("Running", "Running"), "{:?}", w.writes);
     assert_ne!(vmi(&w)["metadata"]["uid"], first);
     w.check();
+}
+
+#[test]
+fn rule_2_9_a_launcher_that_speaks_in_the_new_boot_is_not_of_the_one_before() {
+    // The node is booted again before its agent's session is known to be over, and the pod begins in the new boot.
+    let mut w = World::with(vm("Once"));
+    while w.get(Kind::Pod).is_none_or(|p| p["spec"].get("nodeName").is_none()) || w.told_interests.is_empty() {
+        assert!(w.settle_one(), "{:?}", w.writes);
+    }
+    w.agent_up = false;
+    w.boot_id = "boot-2".into();
+    w.settle(30_000);
+    assert_eq!(w.phase(), "Scheduled");
+    assert_eq!(vmi(&w)["metadata"].get("annotations").and_then(|a| a.get("virtfold.io/boot-id")), None);
+    w.connect();
+    w.settle(30_000);
+    assert_eq!(w.phase(), "Running", "{:?}", w.writes);
+    assert_eq!(vmi(&w)["metadata"]["annotations"]["virtfold.io/boot-id"], "boot-2");
+    // Whatever the VMI says, and before the guest is started, too.
+    let mut w = World::with(vm("Once"));
+    while w.phase() != "Scheduled" {
+        assert!(w.settle_one(), "{:?}", w.writes);
+    }
+    w.edit(Kind::VirtualMachineInstance, json!({"metadata": {"annotations": {"virtfold.io/boot-id": "another"}}}));
+    w.restart();
+    w.settle(30_000);
+    assert_eq!(w.phase(), "Running", "{:?}", w.writes);
+}
+
+#[test]
+fn the_outcome_of_an_instance_that_is_over_is_acknowledged_although_another_one_is_made() {
+    let mut w = World::with(vm("Always"));
+    w.settle_one();
+    let outcome = Outcome {
+        vmi: "before".into(),
+        pod: "pod-before".into(),
+        cause: Cause::GuestShutdown,
+        exit: 0,
+        seq: 3,
+        message: String::new(),
+        at: Timestamp(w.now),
+    };
+    let launcher = Launcher { vmi: "before".into(), outcome: Some(outcome.clone()), lost: true, ..Launcher::default() };
+    w.launchers.insert("pod-before".into(), launcher);
+    // A new leader hears it while its creation of the next one is on its way.
+    assert!(w.flying.iter().any(|c| matches!(c, Command::Create { .. })), "{:?}", w.flying);
+    w.feed(Input::Reported(Report::Outcome { node: "n1".into(), outcome }));
+    w.settle(30_000);
+    assert_eq!(w.phase(), "Running");
+    assert!(w.launchers["pod-before"].acknowledged, "{:?}", w.writes);
+    assert!(w.cell.outcomes.is_empty(), "nothing of it is left");
 }
 
 #[test]

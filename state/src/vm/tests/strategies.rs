@@ -75,7 +75,7 @@ fn rule_1_1_each_strategy_with_and_without_an_instance_cell_by_cell() {
     for strategy in STRATEGIES {
         for vmi in std::iter::once(None).chain(PHASES.map(Some)) {
             for (head, requests) in &heads {
-                for was in ["", "Always", "RerunOnFailure"] {
+                for was in ["", "Always", "RerunOnFailure", "Halted"] {
                     let spec = json!({"runStrategy": strategy});
                     let status = json!({"runStrategy": was, "stateChangeRequests": requests});
                     let (cell, view) = seen(&spec, &status, vmi.map(vmi_in).as_ref());
@@ -87,8 +87,9 @@ fn rule_1_1_each_strategy_with_and_without_an_instance_cell_by_cell() {
                         ("Once", None) => Wish::Run { paused: false },
                         ("RerunOnFailure", None) if start || was != "RerunOnFailure" => run,
                         ("Manual", None) if start => run,
-                        // A start that was asked for before the machine was halted is overridden.
-                        ("Halted", None) if start && was.is_empty() => Wish::Unhalt,
+                        // A start that was asked for before the machine was halted is overridden, and so is one that a
+                        // halted machine cannot have been asked for.
+                        ("Halted", None) if *head == "Start paused" && ["", "Halted"].contains(&was) => Wish::Unhalt,
                         ("Halted", Some(_)) => Wish::Stop,
                         ("Always" | "RerunOnFailure", Some(p)) if stop || p.is_final() => Wish::Stop,
                         ("Manual", Some(_)) if stop => Wish::Stop,
@@ -130,7 +131,8 @@ fn rule_1_1_running_is_always_or_halted_and_both_are_an_error() {
         }
         let mut w = World::with(m);
         w.settle(2_000);
-        w.edit(Kind::VirtualMachine, json!({"status": {"stateChangeRequests": [{"action": "Start"}]}}));
+        let start = json!([{"action": "Start", "data": {"paused": "true"}}]);
+        w.edit(Kind::VirtualMachine, json!({"status": {"stateChangeRequests": start}}));
         w.settle(5_000);
         assert_eq!(w.phase(), "Running", "{uses}");
         let spec = vmobj(&w)["spec"].clone();
