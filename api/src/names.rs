@@ -41,6 +41,8 @@ pub const ANN_CHANGED_BY: &str = "virtfold.io/changed-by";
 pub const REQUESTED_BY: &str = "virtfold.io/requested-by";
 /// Node annotation: `host:port` of the node agent's gRPC server.
 pub const ANN_AGENT_ADDRESS: &str = "virtfold.io/agent-address";
+/// Annotation of the controllers' Lease: `host:port` at which the one that leads answers gateways.
+pub const ANN_CONTROLLER_ADDRESS: &str = "virtfold.io/controller-address";
 /// Node annotation: `kvm` or `tcg`.
 pub const ANN_ACCELERATOR: &str = "virtfold.io/accelerator";
 /// Node annotation: boot id of the kernel.

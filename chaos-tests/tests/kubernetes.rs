@@ -26,6 +26,9 @@ macro_rules! kubernetes {
     };
 }
 
+mod gateway;
+mod guests;
+
 fn phase(k: &Kubernetes, name: &str, wanted: &str) -> Result<()> {
     wait::until(&format!("{wanted} of {name}"), LONG, || {
         let vm = k.json(&["get", "vm", name])?;

@@ -64,6 +64,8 @@ pub enum Command {
     },
     /// Run a controller for a cluster whose API server is somewhere else (one leads, the others stand by)
     Controller(Controller),
+    /// Run a gateway for a cluster whose API server is somewhere else: admission webhooks and the verbs on machines
+    Gateway(Gateway),
     /// Run many simulated nodes in one process, to size a cluster
     SimulateNodes(SimulateNodes),
     /// Run a node's agent (started by `up`)
@@ -80,11 +82,28 @@ pub enum Command {
 
 /// `virtfold up`.
 #[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+    With --kubeconfig there is no API server of its own: this machine becomes nodes of the Kubernetes that the file \
+    names, controller and gateway of virtual machines included. Definitions and roles are written there, so the file's \
+    user must be an administrator. The nodes (node-1, node-2, ...) run launcher pods and nothing else, in a network of their \
+    own on this machine; two machines at one Kubernetes are not supported.")]
 pub struct Up {
     /// Where everything is kept
     #[arg(long, value_name = "DIR", default_value = DATA, env = "VIRTFOLD_DATA_DIR")]
     pub data_dir: PathBuf,
-    /// Address and port of the API server
+    /// Run the virtual machines of the Kubernetes that this kubeconfig names, instead of a cluster of its own
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// With --kubeconfig: bind pods to nodes, too, for a Kubernetes without kube-scheduler
+    #[arg(long, requires = "kubeconfig")]
+    pub scheduler: bool,
+    /// With --kubeconfig: where its API server reaches the gateway, if not by the address of --listen
+    #[arg(long, value_name = "HOST:PORT", requires = "kubeconfig", value_parser = place)]
+    pub gateway: Option<(String, u16)>,
+    /// With --kubeconfig: how long the certificates live that the gateway shows to the API server (`36h`, `90d`)
+    #[arg(long, value_name = "TIME", requires = "kubeconfig", default_value = "90d", value_parser = crate::journal::seconds)]
+    pub certificate_life: u64,
+    /// Address and port of the API server, or with --kubeconfig of the gateway
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:6443")]
     pub listen: SocketAddr,
     /// Number of nodes, each with an agent and a network of its own
@@ -111,6 +130,15 @@ pub struct Up {
     /// How much of the journals is kept
     #[command(flatten)]
     pub journal: crate::journal::Bounds,
+}
+
+/// A host and a port.
+fn place(text: &str) -> Result<(String, u16), String> {
+    let parts = text.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse().ok()?)));
+    match parts {
+        Some((host, port)) if !host.is_empty() && !host.contains(':') => Ok((host.to_owned(), port)),
+        _ => Err("a host name or an IPv4 address, and a port are expected".to_owned()),
+    }
 }
 
 fn pair(text: &str) -> Result<(String, String), String> {
@@ -298,9 +326,12 @@ pub struct Verb {
 /// `virtfold crds`.
 #[derive(Debug, Clone, Args)]
 pub struct Crds {
-    /// The namespace and the roles of virtfold's parts, too
+    /// Print the namespace and the roles of virtfold's parts, too, and the policy that keeps status to them
     #[arg(long)]
     pub roles: bool,
+    /// Print the webhooks and the aggregated API, too, of a gateway that the API server reaches at this place
+    #[arg(long, value_name = "HOST:PORT", value_parser = place)]
+    pub gateway: Option<(String, u16)>,
     /// How to print
     #[arg(short, long, value_enum, default_value = "yaml")]
     pub output: Output,
@@ -337,8 +368,8 @@ pub struct AgentTls {
 /// `virtfold controller`.
 #[derive(Debug, Clone, Args)]
 #[command(
-    after_help = "The certificate's common name must be virtfold-controller. A controller that does not lead any \
-    more ends with exit code 1; start it again."
+    after_help = "The certificate's common name must be virtfold-controller, and with --listen its DNS name, too. A controller that \
+    does not lead any more ends with exit code 1; start it again."
 )]
 pub struct Controller {
     /// The kubeconfig file of the API server
@@ -347,6 +378,10 @@ pub struct Controller {
     /// Its identity to node agents
     #[command(flatten)]
     pub tls: AgentTls,
+    /// Where it answers gateways that ask why (`virtfold explain`); the address is written into the Lease. Without it only a
+    /// gateway in the same process can ask
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub listen: Option<SocketAddr>,
     /// Namespace of the Lease by which one controller leads
     #[arg(long, value_name = "NAME", default_value = embedded::cluster::bootstrap::NAMESPACE)]
     pub namespace: String,
@@ -356,6 +391,40 @@ pub struct Controller {
     /// How much of it is kept
     #[command(flatten)]
     pub bounds: crate::journal::Bounds,
+    /// Send traces to this OTLP/gRPC collector
+    #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
+    pub otlp_endpoint: Option<String>,
+    /// What is logged, to standard error
+    #[arg(long, value_name = "FILTER", default_value = "info")]
+    pub log: String,
+}
+
+/// `virtfold gateway`.
+#[derive(Debug, Clone, Args)]
+#[command(
+    after_help = "The certificate's common name must be virtfold-gateway. The API server finds the gateway by what `virtfold crds \
+    --gateway HOST:PORT` prints, and trusts it by certificates that the gateway makes, replaces at half of their life, and \
+    writes there itself. While no gateway answers nothing can be created and no spec changed; everything else goes on."
+)]
+pub struct Gateway {
+    /// The kubeconfig file of the API server
+    #[arg(long, value_name = "FILE", env = "KUBECONFIG")]
+    pub kubeconfig: PathBuf,
+    /// Its identity to node agents and controllers
+    #[command(flatten)]
+    pub tls: AgentTls,
+    /// Address and port for the API server
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:9443")]
+    pub listen: SocketAddr,
+    /// Folder for the certificates that it shows to the API server
+    #[arg(long, value_name = "DIR")]
+    pub certificates: PathBuf,
+    /// How long these live (`36h`, `90d`)
+    #[arg(long, value_name = "TIME", default_value = "90d", value_parser = crate::journal::seconds)]
+    pub certificate_life: u64,
+    /// Namespace of the Lease by which one controller leads
+    #[arg(long, value_name = "NAME", default_value = embedded::cluster::bootstrap::NAMESPACE)]
+    pub namespace: String,
     /// Send traces to this OTLP/gRPC collector
     #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
     pub otlp_endpoint: Option<String>,

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
+use anyhow::Context;
 use proto::transport::direct;
+use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use crate::args::Controller;
@@ -26,13 +28,28 @@ async fn serve(options: &Controller) -> anyhow::Result<()> {
     })?;
     let stop = CancellationToken::new();
     until_asked(&stop)?;
+    let (explainer, tls) = (reconcilers::Explainer::default(), identity(&options.tls)?);
+    if let Some(address) = options.listen {
+        let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
+        let (tls, explainer, stop) = (tls.clone(), explainer.clone(), stop.clone());
+        tokio::spawn(async move {
+            if let Err(error) = reconcilers::server::serve(listener, &tls, explainer, stop).await {
+                tracing::error!(error = format!("{:#}", anyhow::Error::from(error)), "gateways get no answers");
+            }
+        });
+    }
+    let lease = reconcilers::LeaseConfig {
+        namespace: options.namespace.clone(),
+        address: options.listen.map(|a| a.to_string()),
+        ..Default::default()
+    };
     let result = reconcilers::run(reconcilers::Config {
         client: client(&options.kubeconfig, "virtfold-controller").await?,
         dial: direct(),
-        tls: identity(&options.tls)?,
-        lease: reconcilers::LeaseConfig { namespace: options.namespace.clone(), ..Default::default() },
+        tls,
+        lease,
         journal: options.journal.clone().map(|dir| options.bounds.config(dir, "controller")),
-        explainer: reconcilers::Explainer::default(),
+        explainer,
         cluster: state::vm::ClusterConfig::default(),
         stop,
     })

@@ -56,7 +56,8 @@ fn bytes(text: &str) -> Result<u64, String> {
     Ok(size)
 }
 
-fn seconds(text: &str) -> Result<u64, String> {
+/// Reads a time: `90m`, `36h`, `7d`.
+pub fn seconds(text: &str) -> Result<u64, String> {
     number(text, &[("", 1), ("s", 1), ("m", 60), ("h", 3600), ("d", 86400)], "90m, 36h or 7d")
 }
 

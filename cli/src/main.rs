@@ -3,6 +3,7 @@
 mod args;
 mod component;
 mod controller;
+mod gateway;
 mod journal;
 mod launcher;
 mod node_agent;
@@ -48,6 +49,7 @@ fn main() -> ExitCode {
         Command::Down(options) => up::down::run(&options),
         Command::Replay(options) => Ok(replay::run(&options)),
         Command::Controller(options) => controller::run(&options),
+        Command::Gateway(options) => gateway::run(&options),
         Command::SimulateNodes(options) => simulate_nodes::run(options),
         Command::NodeAgent { config } => node_agent::run(&config),
         Command::Launcher(options) => launcher::run(options),

@@ -46,6 +46,9 @@ pub fn run(file: &Path) -> anyhow::Result<u8> {
 
 /// The API server, with the rights of the node.
 async fn client(config: &AgentConfig, tls: &Identity, ca: &str) -> anyhow::Result<Client> {
+    if let Some(file) = &config.kubeconfig {
+        return component::client(file, "virtfold-node-agent").await;
+    }
     let text = embedded::pki::kubeconfig(&format!("https://{API}"), ca, tls);
     component::connect(Kubeconfig::from_yaml(&text)?, "virtfold-node-agent")
         .await

@@ -4,6 +4,8 @@
 //! leaf that is missing, damaged, near its end, or made for other names is replaced; a damaged authority is not, because
 //! every kubeconfig and node that trusts it would be cut off without being told.
 
+mod rotation;
+
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::net::IpAddr;
@@ -19,6 +21,8 @@ use rcgen::{
 use sha2::{Digest, Sha256};
 use x509_parser::extensions::GeneralName;
 use x509_parser::pem::parse_x509_pem;
+
+pub use rotation::Rotation;
 
 /// Life of the authority.
 const AUTHORITY_DAYS: i64 = 3650;
@@ -190,6 +194,21 @@ impl Pki {
             client: true,
         };
         self.identity(&wanted)
+    }
+
+    /// A certificate of a part that asks other parts and answers them: its name is both the user and the server.
+    ///
+    /// # Errors
+    /// When files cannot be read or written.
+    pub fn component(&self, name: &str) -> Result<Identity, PkiError> {
+        self.identity(&Wanted {
+            file: &format!("component-{name}"),
+            common_name: name,
+            organisation: None,
+            names: vec![name.to_owned()],
+            server: true,
+            client: true,
+        })
     }
 
     /// A node's certificate: client of the API server as `system:node:NAME`, server for controller and gateway as `NAME`.

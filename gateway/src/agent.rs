@@ -218,7 +218,7 @@ impl Trouble {
 }
 
 /// An error with everything that caused it.
-fn chain(error: &dyn std::error::Error) -> String {
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(e) = next {

@@ -121,7 +121,13 @@ pub(crate) async fn version(client: &kube::Client) -> Result<Value, Status> {
     call(client, "GET", "/version", "", Vec::new()).await
 }
 
-async fn call(client: &kube::Client, method: &str, path: &str, content: &str, body: Vec<u8>) -> Result<Value, Status> {
+pub(crate) async fn call(
+    client: &kube::Client,
+    method: &str,
+    path: &str,
+    content: &str,
+    body: Vec<u8>,
+) -> Result<Value, Status> {
     let mut request = http::Request::builder().method(method).uri(path);
     if !content.is_empty() {
         request = request.header("content-type", content);

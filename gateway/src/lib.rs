@@ -3,6 +3,9 @@
 //! * [`admission`] changes and refuses VirtualMachines and VirtualMachineInstances before they are stored;
 //! * [`subresources`] is the aggregated API `subresources.kubevirt.io`: start, stop, console and the like.
 //!
+//! The embedded API server calls both in its own process. For a Kubernetes that is somewhere else they are served by HTTPS
+//! ([`Gateway::serve`]), and [`registration`] is what that Kubernetes is told.
+//!
 //! It owns what users ask for: `status.stateChangeRequests` of a VM, a VMI's grace period, the trace context written with
 //! a spec. It keeps nothing: any number of gateways may run, and one that dies costs the connections through it. A
 //! request that changes an object is decided on what was read and written on the condition that it is still so; a
@@ -10,18 +13,26 @@
 
 pub mod admission;
 mod agent;
+mod front;
 mod kubernetes;
+mod leader;
 mod limits;
+pub mod policy;
+pub mod registration;
+mod server;
 pub mod status;
 pub mod subresources;
+mod webhook;
 
 use std::sync::Arc;
 
 use futures::future::BoxFuture;
 
 pub use admission::{AdmissionInput, AdmissionOutput, Operation, Settings, User};
-pub use limits::PATIENCE;
+pub use leader::Leader;
+pub use limits::{PATIENCE, REGISTERED};
 pub use proto::transport::{Dial, Tls};
+pub use server::{ServeError, Serving};
 pub use status::Status;
 pub use subresources::VERSIONS;
 

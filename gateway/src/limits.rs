@@ -29,3 +29,17 @@ pub const PING: Duration = Duration::from_secs(1);
 pub const SILENCE: Duration = Duration::from_secs(60);
 /// The API server's answer.
 pub const API: Duration = Duration::from_secs(15);
+/// The body of an AdmissionReview: two objects, of which etcd takes 1.5 MiB each, and what is written around them.
+pub const REVIEW: usize = 8 << 20;
+/// How often is read who the aggregation layer is; its authority changes once in years.
+pub const FRONT: Duration = Duration::from_secs(60);
+/// How often a silent connection is asked whether somebody is there, and how long the answer may take.
+pub const ASK: Duration = Duration::from_secs(30);
+/// What is open at the end gets this long.
+pub const DRAIN: Duration = Duration::from_secs(2);
+/// How often the registration is looked at, which somebody may have written over.
+pub const REGISTERED: Duration = Duration::from_secs(30);
+/// An explanation is some text for each thing that happened to a machine.
+pub const EXPLANATION: usize = 32 << 20;
+/// The leader reads journals and Events before it answers.
+pub const EXPLAIN: Duration = Duration::from_secs(30);

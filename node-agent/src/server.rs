@@ -10,6 +10,7 @@ use proto::agent::node_agent_server::NodeAgent;
 use proto::agent::{
     AgentMessage, ControllerMessage, HelloReply, StreamChunk, VerbReply, VerbRequest, agent_message, controller_message,
 };
+use proto::transport::caller;
 use state::agent::session::{admit, admit_by_lease};
 use state::agent::{Admission, Hello, Memory};
 use state::{Epoch, PodUid, VmiUid};
@@ -18,7 +19,6 @@ use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
-use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::hub::{Msg, Opened, Routed};
 use crate::stream::Streams;
@@ -37,20 +37,6 @@ pub(crate) struct Service {
     sessions: Arc<AtomicU64>,
     requests: Arc<Semaphore>,
     streams: Streams,
-}
-
-/// The caller has to be `wanted`, by its certificate.
-fn caller<T>(request: &Request<T>, wanted: &str) -> Result<(), Status> {
-    let certificates = request.peer_certs().unwrap_or_default();
-    let first = certificates.first().ok_or_else(|| Status::unauthenticated("no client certificate"))?;
-    let unreadable = || Status::unauthenticated("the client certificate cannot be read");
-    let (_, certificate) = X509Certificate::from_der(first.as_ref()).map_err(|_| unreadable())?;
-    let mut names = certificate.subject().iter_common_name();
-    let name = names.next().and_then(|n| n.as_str().ok()).ok_or_else(unreadable)?;
-    if name != wanted {
-        return Err(Status::permission_denied(format!("{name} may not do this; {wanted} may")));
-    }
-    Ok(())
 }
 
 type Outgoing<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;

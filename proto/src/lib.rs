@@ -1,4 +1,5 @@
-//! gRPC messages and services: controller to node agent (`agent`), node agent to launcher (`launcher`).
+//! gRPC messages and services: controller to node agent (`agent`), node agent to launcher (`launcher`), gateway to controller
+//! (`controller`).
 //!
 //! Generated from `proto/*.proto` by protox and tonic; the rules that go with the messages are in `state/` and in
 //! `ARCHITECTURE.md`.
@@ -13,6 +14,11 @@ mod generated {
             tonic::include_proto!("virtfold.agent.v1");
         }
     }
+    pub mod controller {
+        pub mod v1 {
+            tonic::include_proto!("virtfold.controller.v1");
+        }
+    }
     pub mod launcher {
         pub mod v1 {
             tonic::include_proto!("virtfold.launcher.v1");
@@ -22,6 +28,8 @@ mod generated {
 
 /// The session between controller and node agent, and the verbs and streams of the gateway.
 pub use generated::agent::v1 as agent;
+/// What a controller that leads answers.
+pub use generated::controller::v1 as controller;
 /// The command server of one launcher.
 pub use generated::launcher::v1 as launcher;
 

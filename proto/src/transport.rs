@@ -8,6 +8,7 @@ use hyper_util::rt::TokioIo;
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 use tokio::net::TcpStream;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity, ServerTlsConfig};
+use x509_parser::prelude::{FromDer, X509Certificate};
 
 /// Opens a TCP connection. In the embedded cluster it does so inside the cluster's network namespace.
 pub type Dial = Arc<dyn Fn(SocketAddr) -> BoxFuture<'static, io::Result<TcpStream>> + Send + Sync>;
@@ -63,7 +64,21 @@ pub async fn channel(
         .await
 }
 
-/// TLS of a node agent's server: clients must have a certificate of our authority.
+/// Fails unless the caller is `wanted`, by the common name of its certificate.
+pub fn caller<T>(request: &tonic::Request<T>, wanted: &str) -> Result<(), tonic::Status> {
+    let certificates = request.peer_certs().unwrap_or_default();
+    let first = certificates.first().ok_or_else(|| tonic::Status::unauthenticated("no client certificate"))?;
+    let unreadable = || tonic::Status::unauthenticated("the client certificate cannot be read");
+    let (_, certificate) = X509Certificate::from_der(first.as_ref()).map_err(|_| unreadable())?;
+    let mut names = certificate.subject().iter_common_name();
+    let name = names.next().and_then(|n| n.as_str().ok()).ok_or_else(unreadable)?;
+    if name != wanted {
+        return Err(tonic::Status::permission_denied(format!("{name} may not do this; {wanted} may")));
+    }
+    Ok(())
+}
+
+/// TLS of a component's server: clients must have a certificate of our authority.
 pub fn server_tls(tls: &Tls) -> ServerTlsConfig {
     ServerTlsConfig::new()
         .identity(Identity::from_pem(&tls.cert, &tls.key))

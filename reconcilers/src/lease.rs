@@ -16,7 +16,7 @@ use kube::{
     api::{ObjectMeta, PostParams},
 };
 use state::{Epoch, LeaderInstance};
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use tokio::{sync::Mutex, time::Instant};
 
 /// How a Lease is taken and kept.
@@ -30,6 +30,8 @@ pub struct LeaseConfig {
     pub duration: Duration,
     /// Time between renewals.
     pub renew_every: Duration,
+    /// Where this process answers gateways while it leads, `host:port`.
+    pub address: Option<String>,
     /// No other holder can be alive (a file lock proves it): take the Lease without waiting.
     pub exclusive: bool,
 }
@@ -41,6 +43,7 @@ impl Default for LeaseConfig {
             name: "virtfold-controller".into(),
             duration: Duration::from_secs(15),
             renew_every: Duration::from_secs(2),
+            address: None,
             exclusive: false,
         }
     }
@@ -140,9 +143,20 @@ async fn try_acquire(
         lease_transitions: Some(transitions),
         ..LeaseSpec::default()
     };
+    let placed = |mut annotations: BTreeMap<String, String>| {
+        match &config.address {
+            Some(address) => annotations.insert(api::names::ANN_CONTROLLER_ADDRESS.into(), address.clone()),
+            None => annotations.remove(api::names::ANN_CONTROLLER_ADDRESS),
+        };
+        (!annotations.is_empty()).then_some(annotations)
+    };
     let Some(mut lease) = api.get_opt(&config.name).await? else {
         let lease = Lease {
-            metadata: ObjectMeta { name: Some(config.name.clone()), ..ObjectMeta::default() },
+            metadata: ObjectMeta {
+                name: Some(config.name.clone()),
+                annotations: placed(BTreeMap::new()),
+                ..ObjectMeta::default()
+            },
             spec: Some(mine(0)),
         };
         return settle(api, instance, api.create(&PostParams::default(), &lease).await).await;
@@ -164,6 +178,7 @@ async fn try_acquire(
     }
     let transitions = lease.spec.as_ref().and_then(|s| s.lease_transitions).unwrap_or(0);
     lease.spec = Some(mine(transitions.saturating_add(1)));
+    lease.metadata.annotations = placed(lease.metadata.annotations.unwrap_or_default());
     settle(api, instance, api.replace(&config.name, &PostParams::default(), &lease).await).await
 }
 

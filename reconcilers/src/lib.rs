@@ -17,6 +17,7 @@ mod executor;
 mod explain;
 pub mod hub;
 pub mod lease;
+pub mod server;
 mod session;
 mod sessions;
 

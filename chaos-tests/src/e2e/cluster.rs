@@ -41,6 +41,8 @@ pub struct Cluster {
     /// Where the API server listens.
     pub port: u16,
     kubectl: Kubectl,
+    /// Whether the API server is somebody else's.
+    foreign: bool,
     options: Options,
     up: Mutex<Option<Child>>,
     janitor: Option<Janitor>,
@@ -119,10 +121,23 @@ impl Cluster {
 
     /// A cluster that is not started yet: its data folder is there, and empty.
     pub fn prepare(options: Options) -> Result<Self> {
+        Self::with(options, None)
+    }
+
+    /// The virtual machines of a Kubernetes that somebody else runs: starts `virtfold up` for it and waits for its nodes.
+    pub fn join(kubernetes: &Kubectl, options: Options) -> Result<Self> {
+        let cluster = Self::with(options, Some(kubernetes.clone()))?;
+        cluster.up()?;
+        Ok(cluster)
+    }
+
+    fn with(options: Options, kubernetes: Option<Kubectl>) -> Result<Self> {
         let data = tempfile::Builder::new().prefix("virtfold-e2e-").tempdir().context("make a data folder")?.keep();
-        let janitor = Janitor::start(&data)?;
-        let kubectl = Kubectl { config: data.join("kubeconfig"), cache: data.with_extension("kubecache") };
-        Ok(Self { data, port: free_port()?, kubectl, options, up: Mutex::new(None), janitor: Some(janitor) })
+        let janitor = Some(Janitor::start(&data)?);
+        let foreign = kubernetes.is_some();
+        let own = || Kubectl { config: data.join("kubeconfig"), cache: data.with_extension("kubecache") };
+        let kubectl = kubernetes.unwrap_or_else(own);
+        Ok(Self { data, port: free_port()?, kubectl, foreign, options, up: Mutex::new(None), janitor })
     }
 
     /// Starts `virtfold up` on the data folder, and waits until it serves and its nodes are ready.
@@ -141,6 +156,8 @@ impl Cluster {
             .arg(&self.data)
             .arg("--image")
             .arg(format!("{}={}", super::manifest::IMAGE, guest()?.join("oci").display()))
+            .args(self.foreign.then_some("--kubeconfig"))
+            .args(self.foreign.then_some(&self.config))
             .args(&self.options.arguments)
             .envs(self.options.environment.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
@@ -209,7 +226,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// The kubeconfig that `virtfold up` wrote.
+    /// The kubeconfig that `virtfold up` wrote, or was given.
     pub fn kubeconfig(&self) -> PathBuf {
         self.config.clone()
     }
@@ -270,7 +287,9 @@ impl Drop for Cluster {
         }
         // Before the log goes: what is taken down may say something.
         drop(self.janitor.take());
-        fs::remove_dir_all(&self.cache).ok();
+        if !self.foreign {
+            fs::remove_dir_all(&self.cache).ok();
+        }
         if !std::thread::panicking() {
             fs::remove_file(self.log()).ok();
         }

@@ -2,7 +2,7 @@
 //! certificates of their own, and the parts of virtfold as processes beside them.
 //!
 //! kube-controller-manager runs the controllers without which nothing works (garbage collection, namespaces, service accounts,
-//! quotas) and no others: nodes and pods belong to whoever plays them.
+//! quotas) and no others unless a test asks for them: nodes and pods belong to whoever plays them.
 
 pub mod calls;
 mod process;
@@ -27,8 +27,12 @@ const READY: Duration = Duration::from_secs(120);
 /// Controllers of kube-controller-manager that run.
 const CONTROLLERS: &str =
     "garbage-collector-controller,namespace-controller,serviceaccount-controller,resourcequota-controller";
+/// Those that run besides where nodes are real.
+pub const FOR_NODES: &str = "node-lifecycle-controller,pod-garbage-collector-controller";
 /// User of the controller, as its certificate says.
 pub const CONTROLLER: &str = "virtfold-controller";
+/// User of the gateway.
+pub const GATEWAY: &str = "virtfold-gateway";
 /// User of the simulated nodes.
 pub const NODES: &str = "virtfold-nodes";
 
@@ -79,6 +83,11 @@ impl std::ops::Deref for Kubernetes {
 impl Kubernetes {
     /// Starts it and waits until it is ready.
     pub fn start() -> Result<Self> {
+        Self::start_with("")
+    }
+
+    /// Starts it with further controllers of kube-controller-manager, and waits until it is ready.
+    pub fn start_with(controllers: &str) -> Result<Self> {
         let programs = programs().map_err(anyhow::Error::msg)?;
         let data = tempfile::Builder::new().prefix("virtfold-kubernetes-").tempdir()?.keep();
         let janitor = Janitor::start(&data)?;
@@ -138,7 +147,10 @@ impl Kubernetes {
             &data,
             "kube-controller-manager",
             Command::new(programs.join("kube-controller-manager"))
-                .args([file("kubeconfig", "kubeconfig"), format!("--controllers={CONTROLLERS}")])
+                .args([
+                    file("kubeconfig", "kubeconfig"),
+                    format!("--controllers={CONTROLLERS},{controllers}").trim_end_matches(',').to_owned(),
+                ])
                 .args(["--leader-elect=false", "--secure-port=0", "--profiling=false"])
                 // The default, 20 requests a second, would be what we measure.
                 .args(["--kube-api-qps=2000", "--kube-api-burst=2000", "--concurrent-gc-syncs=20"]),
@@ -148,7 +160,12 @@ impl Kubernetes {
 
     /// Brings our definitions and roles, and waits until they are served.
     pub fn install(&self) -> Result<()> {
-        let printed = Command::new(virtfold()?).args(["crds", "--roles", "-o", "json"]).output()?;
+        self.install_with(&[])
+    }
+
+    /// The same, with further arguments for what prints them.
+    pub fn install_with(&self, arguments: &[&str]) -> Result<()> {
+        let printed = Command::new(virtfold()?).args(["crds", "--roles", "-o", "json"]).args(arguments).output()?;
         if !printed.status.success() {
             bail!("virtfold crds: {}", String::from_utf8_lossy(&printed.stderr));
         }
@@ -185,17 +202,34 @@ impl Kubernetes {
 
     /// Starts the controller.
     pub fn controller(&self, name: &str) -> Result<Process> {
-        let kubeconfig = self.kubeconfig_of(CONTROLLER, None)?;
-        let file = |ending: &str| self.pki_file(&format!("client-{CONTROLLER}.{ending}"));
-        Process::start(
-            &self.data,
-            name,
-            Command::new(virtfold()?)
-                .args(["controller".as_ref(), "--kubeconfig".as_ref(), kubeconfig.as_os_str()])
-                .args(["--ca".as_ref(), self.pki_file("ca.crt").as_os_str()])
-                .args(["--cert".as_ref(), file("crt").as_os_str(), "--key".as_ref(), file("key").as_os_str()])
-                .args(["--journal".as_ref(), self.data.join(name).join("journal").as_os_str()]),
-        )
+        self.controller_with(name, &[])
+    }
+
+    /// Starts the controller with further arguments.
+    pub fn controller_with(&self, name: &str, arguments: &[&str]) -> Result<Process> {
+        let mut command = self.part("controller", CONTROLLER)?;
+        command.args(["--journal".as_ref(), self.data.join(name).join("journal").as_os_str()]).args(arguments);
+        Process::start(&self.data, name, &mut command)
+    }
+
+    /// Starts a gateway with further arguments. Its certificates are kept from one to the next.
+    pub fn gateway(&self, name: &str, arguments: &[&str]) -> Result<Process> {
+        let mut command = self.part("gateway", GATEWAY)?;
+        command.args(["--certificates".as_ref(), self.data.join("gateway").as_os_str()]).args(arguments);
+        Process::start(&self.data, name, &mut command)
+    }
+
+    /// A part that is a process of its own, as who it is.
+    fn part(&self, subcommand: &str, user: &str) -> Result<Command> {
+        let kubeconfig = self.kubeconfig_of(user, None)?;
+        self.pki.component(user)?;
+        let file = |ending: &str| self.pki_file(&format!("component-{user}.{ending}"));
+        let mut command = Command::new(virtfold()?);
+        command
+            .args([subcommand.as_ref(), "--kubeconfig".as_ref(), kubeconfig.as_os_str()])
+            .args(["--ca".as_ref(), self.pki_file("ca.crt").as_os_str()])
+            .args(["--cert".as_ref(), file("crt").as_os_str(), "--key".as_ref(), file("key").as_os_str()]);
+        Ok(command)
     }
 
     /// Starts simulated nodes, with further arguments, and waits until controllers can reach them.

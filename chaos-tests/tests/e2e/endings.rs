@@ -15,7 +15,7 @@ use serde_json::json;
 
 /// How a guest comes to its end.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Way {
+pub(crate) enum Way {
     /// By itself.
     PowerOff,
     /// Its kernel panics.
@@ -39,7 +39,7 @@ use Way::*;
 
 /// What follows.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Then {
+pub(crate) enum Then {
     /// Another instance runs.
     Again,
     /// There is none any more.
@@ -108,8 +108,14 @@ fn what_follows_an_end_is_as_the_run_strategy_says() -> Result<()> {
     e2e!();
     let (_turn, cluster) = shared()?;
     let table = [("Always", ALWAYS), ("RerunOnFailure", RERUN_ON_FAILURE), ("Manual", MANUAL), ("Once", ONCE)];
+    side_by_side(cluster, &table)
+}
+
+/// Each strategy goes through its ways, and an instance without a VM through its life.
+pub(crate) fn side_by_side(cluster: &Cluster, table: &[(&str, &[(Way, Then)])]) -> Result<()> {
     std::thread::scope(|scope| {
-        let strategies = table.map(|(strategy, ways)| scope.spawn(move || all(cluster, strategy, ways)));
+        let strategies: Vec<_> =
+            table.iter().map(|(strategy, ways)| scope.spawn(move || all(cluster, strategy, ways))).collect();
         let bare = scope.spawn(move || a_bare_instance(cluster));
         let mut result = bare.join().map_err(|_| anyhow!("the test of a bare instance panicked"))?;
         for strategy in strategies {

@@ -2,7 +2,7 @@
 
 mod bad;
 mod disks;
-mod endings;
+pub(crate) mod endings;
 mod explain;
 mod kubectl;
 mod many;

@@ -45,6 +45,9 @@ pub struct AgentConfig {
     /// Fingerprint of authority and certificate: an agent with others is replaced.
     #[serde(default)]
     pub credentials: String,
+    /// How it reaches an API server that its certificate is nothing to.
+    #[serde(default)]
+    pub kubeconfig: Option<PathBuf>,
     /// Images that come from local OCI layouts.
     pub images: Vec<(String, PathBuf)>,
     /// Registries that are asked instead of others.

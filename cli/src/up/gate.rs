@@ -1,36 +1,30 @@
-//! Puts the gateway into the API server: admission of KubeVirt's kinds and the aggregated API.
+//! Puts the gateway into the API server of this process: admission of KubeVirt's kinds and the aggregated API.
 
 use std::sync::Arc;
 
 use axum::body::Body;
 use embedded::auth::User;
+use embedded::cluster::bootstrap::GATEWAY;
 use embedded::semantics::Status;
 use embedded::server::{Admission, AdmissionRequest, AdmissionResponse, Aggregated, ApiServer, Operation, Response};
 use futures::future::BoxFuture;
 use gateway::{AdmissionInput, Authorization, Gateway};
-use proto::transport::{Dial, Tls};
 use reconcilers::{ExplainError, Explainer};
 use tower::ServiceExt;
 
-/// User of the controller.
-pub const CONTROLLER: &str = "virtfold-controller";
-/// User of the gateway.
-pub const GATEWAY: &str = "virtfold-gateway";
+use super::Site;
 
 struct Gate(Gateway);
 
 /// Installs the gateway.
-pub fn install(server: &ApiServer, dial: &Dial, tls: Tls, explainer: Explainer) {
+pub fn install(site: &Site<'_>, server: &ApiServer) -> anyhow::Result<()> {
     let gateway = Gateway::new(gateway::Config {
         client: server.client(User::new(GATEWAY, &[])),
-        dial: dial.clone(),
-        tls,
-        settings: gateway::Settings {
-            trusted: vec![CONTROLLER.into(), GATEWAY.into()],
-            ..gateway::Settings::default()
-        },
+        dial: site.dial.clone(),
+        tls: site.component(GATEWAY)?,
+        settings: gateway::Settings { trusted: crate::gateway::trusted(), ..gateway::Settings::default() },
         authorization: Authorization::Forwarded,
-        explain: Some(Arc::new(Why(explainer))),
+        explain: Some(Arc::new(Why(site.explainer.clone()))),
         patience: gateway::PATIENCE,
     });
     let gate = Arc::new(Gate(gateway));
@@ -38,10 +32,11 @@ pub fn install(server: &ApiServer, dial: &Dial, tls: Tls, explainer: Explainer) 
     for version in gateway::VERSIONS {
         server.add_aggregated(api::names::SUBRESOURCE_GROUP, version, gate.clone());
     }
+    Ok(())
 }
 
 /// The controller of this process explains.
-struct Why(Explainer);
+pub struct Why(pub Explainer);
 
 impl gateway::Explain for Why {
     fn explain(&self, namespace: &str, name: &str) -> BoxFuture<'static, Result<serde_json::Value, gateway::Status>> {

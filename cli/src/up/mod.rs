@@ -1,4 +1,6 @@
-//! `virtfold up`: the supervisor, which is the control plane in one process, etcd as a child, and node agents beside it.
+//! `virtfold up`: the supervisor, which is the control plane in one process, etcd as a child, and node agents beside it. With
+//! `--kubeconfig` the API server, its storage and its controllers are somebody else's ([`foreign`] instead of [`own`]), the rest is
+//! the same.
 //!
 //! What is started first is what can say no at once: the lock of the data folder, the programs that are needed, the port. Then
 //! certificates, networks, etcd, API server, controllers, gateway, agents. It ends in the reverse order. Agents and guests go
@@ -6,23 +8,25 @@
 
 pub mod agents;
 pub mod down;
+mod foreign;
 mod gate;
 pub mod layout;
 mod network;
+mod own;
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use embedded::auth::User;
+use embedded::cluster;
+use embedded::cluster::bootstrap::CONTROLLER;
 use embedded::etcd::Etcd;
 use embedded::lock::Lock;
 use embedded::netns::Netns;
-use embedded::pki::{self, Identity, Pki};
-use embedded::server::https::{self, HttpsError, Tls};
-use embedded::server::{ApiServer, Config as ServerConfig};
-use embedded::{cluster, storage};
+use embedded::pki::Pki;
+use embedded::server::ApiServer;
+use embedded::server::https::{self, HttpsError};
 use kube::Client;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -59,8 +63,8 @@ pub fn require_root() -> anyhow::Result<()> {
 /// `virtfold up`.
 pub fn run(options: args::Up) -> anyhow::Result<u8> {
     require_root()?;
-    let missing: Vec<_> =
-        PROGRAMS.iter().filter(|(program, _)| embedded::procs::find_program(program).is_none()).collect();
+    let needed = PROGRAMS.iter().filter(|(program, _)| *program != "etcd" || options.kubeconfig.is_none());
+    let missing: Vec<_> = needed.filter(|(program, _)| embedded::procs::find_program(program).is_none()).collect();
     if !missing.is_empty() {
         let names: Vec<_> = missing.iter().map(|(program, _)| *program).collect();
         let packages: Vec<_> = missing.iter().map(|(_, package)| *package).collect();
@@ -73,7 +77,7 @@ pub fn run(options: args::Up) -> anyhow::Result<u8> {
 }
 
 /// Says what was done, and when.
-struct Story(Instant);
+pub(crate) struct Story(Instant);
 
 impl Story {
     fn say(&self, text: &str) {
@@ -110,32 +114,25 @@ async fn up(options: args::Up) -> anyhow::Result<()> {
         }
         other => other.into(),
     })?;
-    let address = listener.local_addr()?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut running = tokio::select! {
+    let running = tokio::select! {
         started = start(&options, &layout, listener, &story) => started?,
         _ = terminate.recv() => bail!("ended before it had started"),
         _ = interrupt.recv() => bail!("ended before it had started"),
     };
-    let server = server_url(address);
-    pki::write_private(
-        &layout.data("kubeconfig"),
-        pki::kubeconfig(&server, running.pki.ca(), &running.admin).as_bytes(),
-    )?;
-    story.say(&format!("kubeconfig written to {}", layout.data("kubeconfig").display()));
-
     let ready = async {
-        let all = nodes_ready(&running.client, options.nodes).await;
+        let all = nodes_ready(&running.plane.system, options.nodes).await;
         story.say(if all {
             "all nodes are ready"
         } else {
             "not all nodes are ready; their logs are in DATA/nodes/*/agent.log"
         });
-        println!("{}", next_steps(&layout));
+        println!("{}", next_steps(&layout, &running.plane));
         println!(
-            "READY api={server} kubeconfig={} nodes={} all-ready={all}",
-            layout.data("kubeconfig").display(),
+            "READY api={} kubeconfig={} nodes={} all-ready={all}",
+            running.plane.url,
+            running.plane.kubeconfig.display(),
             options.nodes
         );
         std::future::pending::<()>().await;
@@ -165,8 +162,7 @@ async fn up(options: args::Up) -> anyhow::Result<()> {
     running.serving.cancel();
     running.tasks.close();
     let _ = tokio::time::timeout(Duration::from_secs(5), running.tasks.wait()).await;
-    running.etcd.stop().await;
-    running.server.take();
+    running.plane.end().await;
     if options.stop_guests {
         down::end_rest(&layout).await?;
     }
@@ -175,37 +171,74 @@ async fn up(options: args::Up) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn server_url(address: SocketAddr) -> String {
-    let ip = match address.ip() {
-        IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
-        IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
-        ip => ip,
-    };
-    format!("https://{}", SocketAddr::new(ip, address.port()))
-}
-
-fn next_steps(layout: &Layout) -> String {
+fn next_steps(layout: &Layout, plane: &Plane) -> String {
     let program = std::env::args().next().unwrap_or_else(|| "virtfold".into());
     format!(
         "\nTry next, in another terminal:\n  export KUBECONFIG={}\n  kubectl get nodes\n  kubectl apply -f docs/demo/vm.yaml\n  \
          {program} status\nctrl-C stops the control plane; guests go on until `{program} down --data-dir {}`.\n",
-        layout.data("kubeconfig").display(),
+        plane.kubeconfig.display(),
         layout.data.display(),
     )
 }
 
 /// What a start has made.
 struct Running {
-    pki: Pki,
-    admin: Identity,
-    etcd: Arc<Etcd>,
-    server: Option<ApiServer>,
-    client: Client,
+    plane: Plane,
     tasks: TaskTracker,
     serving: CancellationToken,
     controller_tasks: TaskTracker,
     controllers: CancellationToken,
     agents: CancellationToken,
+}
+
+/// What the other parts talk to: the API server of this process, or somebody else's.
+pub(crate) struct Plane {
+    /// Where clients reach it.
+    url: String,
+    /// With the rights of an administrator, for people.
+    kubeconfig: PathBuf,
+    /// With the rights of an administrator.
+    system: Client,
+    /// With the rights of the controller.
+    controller: Client,
+    /// A kubeconfig for node agents, where their certificates are nothing to the API server.
+    agents: Option<PathBuf>,
+    /// The storage of our own.
+    etcd: Option<Arc<Etcd>>,
+    /// The server of our own.
+    server: Option<ApiServer>,
+}
+
+impl Plane {
+    async fn end(mut self) {
+        if let Some(etcd) = &self.etcd {
+            etcd.stop().await;
+        }
+        self.server.take();
+    }
+}
+
+/// What a start works with.
+pub(crate) struct Site<'a> {
+    options: &'a args::Up,
+    layout: &'a Layout,
+    story: &'a Story,
+    pki: Pki,
+    netns: Netns,
+    dial: proto::transport::Dial,
+    explainer: reconcilers::Explainer,
+    tasks: TaskTracker,
+    serving: CancellationToken,
+    controller_tasks: TaskTracker,
+    controllers: CancellationToken,
+}
+
+impl Site<'_> {
+    /// Who a part is to the other parts.
+    fn component(&self, name: &str) -> anyhow::Result<proto::transport::Tls> {
+        let identity = self.pki.client(name, None)?;
+        Ok(proto::transport::Tls { ca: self.pki.ca().to_owned(), cert: identity.cert, key: identity.key })
+    }
 }
 
 async fn start(
@@ -215,113 +248,61 @@ async fn start(
     story: &Story,
 ) -> anyhow::Result<Running> {
     let pki = Pki::open(&layout.data("pki"))?;
-    let extra: Vec<String> = (!options.listen.ip().is_loopback() && !options.listen.ip().is_unspecified())
-        .then(|| options.listen.ip().to_string())
-        .into_iter()
-        .collect();
-    let serving_identity = pki.api_server(&extra)?;
-    let admin = pki.client("admin", Some("system:masters"))?;
-    let token_key = pki.secret("service-accounts")?;
     let netns = network::cluster(layout).await?;
     let inner_listener =
         netns.listen(API).await.with_context(|| format!("cannot listen on {API} inside of the cluster"))?;
     story.say(&format!("certificates and network are there (namespaces vf-{}-*)", layout.id));
-
-    let etcd = Etcd::start(layout.etcd()).await?;
-    story.say("etcd answers");
-    // From here on, a failure must not leave etcd behind.
-    match start_on(options, layout, listener, inner_listener, story, &pki, &serving_identity, token_key, &netns, &etcd)
-        .await
-    {
-        Ok((server, client, rest)) => {
-            let (tasks, serving, controller_tasks, controllers, agents) = rest;
-            Ok(Running {
-                pki,
-                admin,
-                etcd,
-                server: Some(server),
-                client,
-                tasks,
-                serving,
-                controller_tasks,
-                controllers,
-                agents,
-            })
-        }
-        Err(error) => {
-            etcd.stop().await;
-            Err(error)
-        }
-    }
-}
-
-type Rest = (TaskTracker, CancellationToken, TaskTracker, CancellationToken, CancellationToken);
-
-#[expect(clippy::too_many_arguments, reason = "one caller, which has made all of them")]
-async fn start_on(
-    options: &args::Up,
-    layout: &Layout,
-    listener: tokio::net::TcpListener,
-    inner_listener: tokio::net::TcpListener,
-    story: &Story,
-    pki: &Pki,
-    serving_identity: &Identity,
-    token_key: Vec<u8>,
-    netns: &Netns,
-    etcd: &Etcd,
-) -> anyhow::Result<(ApiServer, Client, Rest)> {
-    let store = storage::Etcd::new(&etcd.endpoint())?;
-    let config = ServerConfig {
-        token_key,
-        issuer: "https://kubernetes.default.svc.cluster.local".into(),
-        ..ServerConfig::default()
-    };
-    let server = ApiServer::new(Arc::new(store), config).await.context("the API server cannot start")?;
-    server.set_logs(Arc::new(embedded::pods::NodeLogs::new(&layout.data("nodes"))));
-    let system = server.client(User::system("system:virtfold:cluster"));
-    cluster::bootstrap::run(&system).await.context("the cluster's first objects cannot be written")?;
-
-    let dial = {
+    let dial: proto::transport::Dial = {
         let netns = netns.clone();
-        let dial: proto::transport::Dial = Arc::new(move |address| {
+        Arc::new(move |address| {
             let netns = netns.clone();
             Box::pin(async move { netns.dial(address).await })
-        });
-        dial
+        })
     };
-    let component = |name: &str| -> anyhow::Result<proto::transport::Tls> {
-        let identity = pki.client(name, None)?;
-        Ok(proto::transport::Tls { ca: pki.ca().to_owned(), cert: identity.cert, key: identity.key })
-    };
-    let explainer = reconcilers::Explainer::default();
-    gate::install(&server, &dial, component("virtfold-gateway")?, explainer.clone());
-
-    let (tasks, serving) = (TaskTracker::new(), CancellationToken::new());
-    let acceptor = https::acceptor(&Tls {
-        certificate_pem: serving_identity.cert.clone().into_bytes(),
-        key_pem: serving_identity.key.clone().into_bytes(),
-        client_ca_pem: pki.ca().as_bytes().to_vec(),
-    })?;
-    for socket in [listener, inner_listener] {
-        tasks.spawn(server.clone().serve(socket, acceptor.clone(), serving.clone()));
-    }
-    story.say(&format!("the API server listens on {}", options.listen));
-
-    let (controller_tasks, controllers) = (TaskTracker::new(), CancellationToken::new());
-    let folders = cluster::Options { volumes: layout.data("volumes"), imports: layout.data("import") };
-    controller_tasks.spawn(cluster::run(system.clone(), folders, controllers.clone()));
-    let controller = reconcilers::Config {
-        client: server.client(User::new(gate::CONTROLLER, &[])),
+    let site = Site {
+        options,
+        layout,
+        story,
+        pki,
+        netns,
         dial,
-        tls: component(gate::CONTROLLER)?,
-        // The lock of the data folder proves that there is no other.
-        lease: reconcilers::lease::LeaseConfig { exclusive: true, ..Default::default() },
-        journal: Some(options.journal.config(layout.data("journal").join("controller"), "controller")),
-        explainer,
-        cluster: state::vm::ClusterConfig::default(),
-        stop: controllers.clone(),
+        explainer: reconcilers::Explainer::default(),
+        tasks: TaskTracker::new(),
+        serving: CancellationToken::new(),
+        controller_tasks: TaskTracker::new(),
+        controllers: CancellationToken::new(),
     };
-    controller_tasks.spawn(lead(controller));
+    let plane = match &options.kubeconfig {
+        Some(file) => foreign::start(&site, file, listener, inner_listener).await?,
+        None => own::start(&site, listener, inner_listener).await?,
+    };
+    // From here on, a failure must not leave etcd behind.
+    let agents = match parts(&site, &plane).await {
+        Ok(agents) => agents,
+        Err(error) => {
+            plane.end().await;
+            return Err(error);
+        }
+    };
+    let Site { tasks, serving, controller_tasks, controllers, .. } = site;
+    Ok(Running { plane, tasks, serving, controller_tasks, controllers, agents })
+}
+
+/// Starts controller and node agents; what ends the supervision of the latter.
+async fn parts(site: &Site<'_>, plane: &Plane) -> anyhow::Result<CancellationToken> {
+    let (options, layout, netns) = (site.options, site.layout, &site.netns);
+    let controller = reconcilers::Config {
+        client: plane.controller.clone(),
+        dial: site.dial.clone(),
+        tls: site.component(CONTROLLER)?,
+        // The lock of the data folder proves that nobody else leads in a cluster of our own.
+        lease: reconcilers::LeaseConfig { exclusive: plane.server.is_some(), ..Default::default() },
+        journal: Some(options.journal.config(layout.data("journal").join("controller"), "controller")),
+        explainer: site.explainer.clone(),
+        cluster: state::vm::ClusterConfig::default(),
+        stop: site.controllers.clone(),
+    };
+    site.controller_tasks.spawn(lead(controller));
 
     let collector = match &options.otlp_endpoint {
         Some(endpoint) => Some(network::relay(netns, endpoint).await?),
@@ -332,7 +313,7 @@ async fn start_on(
     for number in 1..=options.nodes {
         let node = layout.node(number);
         network::node(netns, &node).await?;
-        let identity = pki.node(&node.name)?;
+        let identity = site.pki.node(&node.name)?;
         let file = |ending: &str| layout.data("pki").join(format!("node-{}.{ending}", node.name));
         let config = AgentConfig {
             build: agents::build(&binary),
@@ -341,7 +322,8 @@ async fn start_on(
             ca: layout.data("pki").join("ca.crt"),
             cert: file("crt"),
             key: file("key"),
-            credentials: pki.fingerprint(&identity),
+            credentials: site.pki.fingerprint(&identity),
+            kubeconfig: plane.agents.clone(),
             images: options.images.iter().map(|(reference, folder)| (reference.clone(), absolute(folder))).collect(),
             mirrors: options.mirrors.clone(),
             authorities: options
@@ -358,18 +340,18 @@ async fn start_on(
                 .unwrap_or_else(|_| "info,kube_client::client::builder=off".into()),
             node,
         };
-        tasks.spawn(agents::keep(config, agents.clone()));
+        site.tasks.spawn(agents::keep(config, agents.clone()));
     }
     for surplus in (u16::from(options.nodes) + 1..=100).filter_map(|n| u8::try_from(n).ok()) {
         let node = layout.node(surplus);
         if node.pid_file().exists() {
-            story
+            site.story
                 .say(&format!("{} is not among the {} nodes any more; its agent is stopped", node.name, options.nodes));
             agents::stop(&node).await;
         }
     }
-    story.say(&format!("{} node agent(s) started or found again", options.nodes));
-    Ok((server, system, (tasks, serving, controller_tasks, controllers, agents)))
+    site.story.say(&format!("{} node agent(s) started or found again", options.nodes));
+    Ok(agents)
 }
 
 fn absolute(path: &str) -> std::path::PathBuf {

@@ -1,9 +1,11 @@
 //! The cluster's network: a bridge in a namespace, and one namespace with a bridge per node.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
 
 use anyhow::Context;
 use embedded::netns::{Netns, NetnsError};
+use tokio::net::{TcpListener, TcpStream};
 
 use super::layout::{API, BRIDGE, Layout, Node, PREFIX};
 
@@ -36,17 +38,32 @@ pub async fn relay(netns: &Netns, endpoint: &str) -> anyhow::Result<String> {
         .to_owned();
     let listener =
         netns.listen(COLLECTOR).await.with_context(|| format!("cannot listen on {COLLECTOR} inside of the cluster"))?;
-    tokio::spawn(async move {
-        while let Ok((mut inside, _)) = listener.accept().await {
-            let target = target.clone();
-            tokio::spawn(async move {
-                match tokio::net::TcpStream::connect(&target).await {
-                    // How it ends is the exporter's business, which tries again.
-                    Ok(mut outside) => drop(tokio::io::copy_bidirectional(&mut inside, &mut outside).await),
-                    Err(error) => tracing::debug!(%error, target, "the collector is not there"),
-                }
-            });
-        }
-    });
+    tokio::spawn(forward(listener, target));
     Ok(format!("http://{COLLECTOR}"))
+}
+
+/// Connections to `listener` go on to `target`, a host and a port, for as long as this process lives.
+pub async fn forward(listener: TcpListener, target: String) {
+    loop {
+        let mut near = match listener.accept().await {
+            Ok((near, _)) => near,
+            Err(error) => {
+                tracing::warn!(%error, target, "a connection could not be accepted");
+                // Out of descriptors: give the others time to close theirs.
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                continue;
+            }
+        };
+        let target = target.clone();
+        tokio::spawn(async move {
+            match TcpStream::connect(&target).await {
+                // How it ends is the business of both ends, which try again.
+                Ok(mut far) => {
+                    let _ = (near.set_nodelay(true), far.set_nodelay(true));
+                    let _ = tokio::io::copy_bidirectional(&mut near, &mut far).await;
+                }
+                Err(error) => tracing::debug!(%error, target, "nobody is there"),
+            }
+        });
+    }
 }

@@ -29,6 +29,10 @@ pub fn definitions(options: &Crds) -> anyhow::Result<u8> {
     let mut objects = api::crd::all();
     if options.roles {
         objects.extend(embedded::cluster::bootstrap::roles());
+        objects.extend(gateway::policy::objects(&crate::gateway::trusted()));
+    }
+    if let Some(place) = &options.gateway {
+        objects.extend(crate::gateway::registered(place));
     }
     print(&objects, options.output)?;
     Ok(0)

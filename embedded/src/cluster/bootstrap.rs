@@ -14,6 +14,12 @@ use super::claims::{CLASS, PROVISIONER};
 
 /// The namespace of virtfold's own objects (the controller's Lease).
 pub const NAMESPACE: &str = "virtfold";
+/// The controller: user of its certificate, and its service account.
+pub const CONTROLLER: &str = "virtfold-controller";
+/// The gateway, likewise.
+pub const GATEWAY: &str = "virtfold-gateway";
+/// Service account of the nodes that are not members of `system:nodes`.
+pub const NODE: &str = "virtfold-node";
 /// Annotation: digest of the object as it was written last.
 const DIGEST: &str = "virtfold.io/digest";
 /// A definition that was written is served within this time.
@@ -29,12 +35,20 @@ fn cluster_role(name: &str, rules: &[Value]) -> Value {
     json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": name}, "rules": rules})
 }
 
-fn cluster_binding(name: &str, kind: &str, subject: &str) -> Value {
+/// Binds a role to whom a certificate names and to the service account that stands for the same part.
+fn cluster_binding(name: &str, kind: &str, subject: &str, account: &str) -> Value {
     json!({
         "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": name},
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name},
-        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": subject}],
+        "subjects": subjects(kind, subject, account),
     })
+}
+
+fn subjects(kind: &str, subject: &str, account: &str) -> Value {
+    json!([
+        {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": subject},
+        {"kind": "ServiceAccount", "name": account, "namespace": NAMESPACE},
+    ])
 }
 
 /// A role for KubeVirt's kinds that the built-in role `into` has, too.
@@ -136,7 +150,7 @@ pub fn objects() -> Vec<Value> {
                 rule(&["events.k8s.io", ""], &["events"], &["get", "list", "create", "patch", "update"]),
             ],
         ),
-        cluster_binding("virtfold:controller", "User", "virtfold-controller"),
+        cluster_binding("virtfold:controller", "User", CONTROLLER, CONTROLLER),
         // The gateway: admission and subresources; it asks on behalf of others what they may do.
         cluster_role(
             "virtfold:gateway",
@@ -157,7 +171,7 @@ pub fn objects() -> Vec<Value> {
                 rule(&["events.k8s.io", ""], &["events"], &["create", "patch"]),
             ],
         ),
-        cluster_binding("virtfold:gateway", "User", "virtfold-gateway"),
+        cluster_binding("virtfold:gateway", "User", GATEWAY, GATEWAY),
         // A node: kubelet and node agent. It writes no VirtualMachineInstance.
         cluster_role(
             "virtfold:node",
@@ -175,7 +189,7 @@ pub fn objects() -> Vec<Value> {
                 rule(&["events.k8s.io", ""], &["events"], &["create", "patch", "update"]),
             ],
         ),
-        cluster_binding("virtfold:node", "Group", "system:nodes"),
+        cluster_binding("virtfold:node", "Group", "system:nodes", NODE),
     ];
     for (group, version) in [
         ("apiextensions.k8s.io", "v1"),
@@ -202,7 +216,39 @@ pub fn objects() -> Vec<Value> {
 #[must_use]
 pub fn roles() -> Vec<Value> {
     // Its API services and storage classes are its own.
-    objects().into_iter().filter(|o| !matches!(o["kind"].as_str(), Some("APIService" | "StorageClass"))).collect()
+    let mut objects = objects();
+    objects.retain(|o| !matches!(o["kind"].as_str(), Some("APIService" | "StorageClass")));
+    let own = |resources: &[&str], names: &[&str]| {
+        let group =
+            if resources[0] == "apiservices" { "apiregistration.k8s.io" } else { "admissionregistration.k8s.io" };
+        let mut rule = rule(&[group], resources, &["get", "patch"]);
+        rule["resourceNames"] = json!(names);
+        rule
+    };
+    // A gateway on a socket of its own keeps its certificates known, and asks who speaks for the aggregation layer and who leads.
+    objects.extend([
+        cluster_role(
+            "virtfold:registration",
+            &[
+                own(&["apiservices"], &["v1.subresources.kubevirt.io", "v1alpha3.subresources.kubevirt.io"]),
+                own(&["mutatingwebhookconfigurations", "validatingwebhookconfigurations"], &[GATEWAY]),
+                rule(&["coordination.k8s.io"], &["leases"], &["get"]),
+            ],
+        ),
+        cluster_binding("virtfold:registration", "User", GATEWAY, GATEWAY),
+        json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding",
+            "metadata": {"name": "virtfold:aggregation", "namespace": "kube-system"},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role",
+                "name": "extension-apiserver-authentication-reader"},
+            "subjects": subjects("User", GATEWAY, GATEWAY),
+        }),
+    ]);
+    objects.extend([CONTROLLER, GATEWAY, NODE].map(|name| {
+        json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name, "namespace": NAMESPACE},
+            "automountServiceAccountToken": false})
+    }));
+    objects
 }
 
 /// The path of an object. Only kinds that are written here.
@@ -211,8 +257,15 @@ fn path(object: &Value) -> String {
     let version = text("/apiVersion");
     let root = if version.contains('/') { "apis" } else { "api" };
     let kind = text("/kind").to_lowercase();
-    let plural = if kind.ends_with("ss") { format!("{kind}es") } else { format!("{kind}s") };
-    format!("/{root}/{version}/{plural}")
+    let plural = match kind.strip_suffix('y') {
+        Some(stem) => format!("{stem}ies"),
+        None if kind.ends_with("ss") => format!("{kind}es"),
+        None => format!("{kind}s"),
+    };
+    match text("/metadata/namespace") {
+        "" => format!("/{root}/{version}/{plural}"),
+        namespace => format!("/{root}/{version}/namespaces/{namespace}/{plural}"),
+    }
 }
 
 async fn send(client: &Client, method: &str, path: &str, body: Option<&Value>) -> Result<Value, kube::Error> {
@@ -257,11 +310,19 @@ async fn ensure(client: &Client, mut object: Value) -> Result<(), kube::Error> {
     send(client, "PUT", &one, Some(&next)).await.map(drop)
 }
 
-/// Writes the definitions and waits until they are served, then everything else.
+/// Writes the definitions and waits until they are served, then everything else that the embedded cluster has.
 ///
 /// # Errors
 /// What the API server says of the object that it does not take.
 pub async fn run(client: &Client) -> Result<(), kube::Error> {
+    install(client, objects()).await
+}
+
+/// Writes the definitions and waits until they are served, then `objects`.
+///
+/// # Errors
+/// What the API server says of the object that it does not take.
+pub async fn install(client: &Client, objects: Vec<Value>) -> Result<(), kube::Error> {
     let definitions = api::crd::all();
     for definition in &definitions {
         ensure(client, definition.clone()).await?;
@@ -280,7 +341,7 @@ pub async fn run(client: &Client) -> Result<(), kube::Error> {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
-    for object in objects() {
+    for object in objects {
         ensure(client, object).await?;
     }
     Ok(())

@@ -108,23 +108,23 @@ pub struct Caches {
     leases: Cache<Lease>,
 }
 
+/// Runs the scheduler alone until `stop`, for a control plane of somebody else that has none.
+pub async fn schedule(client: Client, stop: CancellationToken) {
+    let (caches, tasks) = (Caches::new(), TaskTracker::new());
+    caches.fill_scheduler(&client, &tasks, &stop);
+    tokio::join!(caches.pods.ready(), caches.nodes.ready(), caches.claims.ready());
+    let wake = caches.wake(&[Input::Pods, Input::Nodes, Input::Claims]);
+    let notes = notes::Notes::new(client.clone());
+    tasks.spawn(drive(scheduler::Scheduler::new(client, caches, notes), wake, stop));
+    tasks.close();
+    tasks.wait().await;
+}
+
 /// Runs all controllers until `stop`. Returns when all of them have ended.
 pub async fn run(client: Client, options: Options, stop: CancellationToken) {
-    let caches = Caches {
-        pods: Cache::new(),
-        nodes: Cache::new(),
-        claims: Cache::new(),
-        volumes: Cache::new(),
-        classes: Cache::new(),
-        namespaces: Cache::new(),
-        accounts: Cache::new(),
-        leases: Cache::new(),
-    };
-    let tasks = TaskTracker::new();
+    let (caches, tasks) = (Caches::new(), TaskTracker::new());
     let all = |client: &Client| client.clone();
-    tasks.spawn(caches.pods.clone().fill(Api::all(all(&client)), cache::slim_pod, stop.clone()));
-    tasks.spawn(caches.nodes.clone().fill(Api::all(all(&client)), cache::slim_node, stop.clone()));
-    tasks.spawn(caches.claims.clone().fill(Api::all(all(&client)), |_| {}, stop.clone()));
+    caches.fill_scheduler(&client, &tasks, &stop);
     tasks.spawn(caches.volumes.clone().fill(Api::all(all(&client)), |_| {}, stop.clone()));
     tasks.spawn(caches.classes.clone().fill(Api::all(all(&client)), |_| {}, stop.clone()));
     tasks.spawn(caches.namespaces.clone().fill(Api::all(all(&client)), |_| {}, stop.clone()));
@@ -170,6 +170,27 @@ enum Input {
 }
 
 impl Caches {
+    fn new() -> Self {
+        Self {
+            pods: Cache::new(),
+            nodes: Cache::new(),
+            claims: Cache::new(),
+            volumes: Cache::new(),
+            classes: Cache::new(),
+            namespaces: Cache::new(),
+            accounts: Cache::new(),
+            leases: Cache::new(),
+        }
+    }
+
+    /// Fills what the scheduler looks at.
+    fn fill_scheduler(&self, client: &Client, tasks: &TaskTracker, stop: &CancellationToken) {
+        let all = || client.clone();
+        tasks.spawn(self.pods.clone().fill(Api::all(all()), cache::slim_pod, stop.clone()));
+        tasks.spawn(self.nodes.clone().fill(Api::all(all()), cache::slim_node, stop.clone()));
+        tasks.spawn(self.claims.clone().fill(Api::all(all()), |_| {}, stop.clone()));
+    }
+
     async fn ready(&self) {
         self.pods.ready().await;
         self.nodes.ready().await;

@@ -19,6 +19,7 @@ use crate::status::Status;
 use serde_json::{Value, json};
 
 pub(crate) use rules::Problems;
+pub(crate) use vmi::RESERVED_LABELS;
 
 /// What is done to the object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

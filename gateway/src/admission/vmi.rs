@@ -7,7 +7,7 @@ use crate::status::{CauseType, Status};
 use serde_json::{Value, json};
 
 /// Labels that say where an instance is; only the control plane may.
-const RESERVED_LABELS: &[&str] = &[
+pub const RESERVED_LABELS: &[&str] = &[
     "kubevirt.io/created-by",
     "kubevirt.io/migrationJobUID",
     "kubevirt.io/nodeName",

@@ -1,0 +1,158 @@
+//! What a Kubernetes must know of a gateway that is no part of it: a Service as its name, the aggregated API, the webhooks.
+//!
+//! The objects are written once, by whoever installs (`virtfold crds --gateway`); the gateway itself keeps the certificates of
+//! its authorities in them, and may change nothing else that is not named here. Who the webhooks are not asked about is
+//! decided here:
+//!
+//! * Creations, and updates of a spec, are refused while no gateway answers.
+//! * Everything else goes on: labels, owners and finalizers are not asked about at all, nor is what is being deleted, nor
+//!   what the controller and the collectors of Kubernetes write; status that others write is asked about, and passes
+//!   while nobody answers. The policy in `embedded` keeps the control plane's fields for the control plane then.
+
+use base64::Engine;
+use kube::Client;
+use serde_json::{Value, json};
+
+use crate::kubernetes::call;
+use crate::{Status, VERSIONS, webhook};
+
+/// Name of the Service, of the webhook configurations, and of what is granted for them.
+pub const NAME: &str = "virtfold-gateway";
+/// Port of the Service.
+pub const PORT: u16 = 443;
+/// A call that takes longer is as if nobody had answered.
+const PATIENCE: u8 = 10;
+
+/// Name in the gateway's certificate.
+pub fn server_name(namespace: &str) -> String {
+    format!("{NAME}.{namespace}.svc")
+}
+
+/// The objects, for a gateway that the API server reaches at a host and a port. `unasked` are users whose updates no webhook is
+/// asked about: the controller and the collectors of Kubernetes.
+pub fn objects(namespace: &str, host: &str, port: u16, unasked: &[String]) -> Vec<Value> {
+    let mut objects = vec![json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": {"name": NAME, "namespace": namespace},
+        "spec": {"type": "ExternalName", "externalName": host, "ports": [{"name": "https", "port": port}]},
+    })];
+    let service = json!({"namespace": namespace, "name": NAME, "port": port});
+    objects.extend(VERSIONS.iter().zip([15, 10]).map(|(version, priority)| {
+        json!({
+            "apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService",
+            "metadata": {"name": format!("{version}.{}", api::names::SUBRESOURCE_GROUP)},
+            "spec": {"group": api::names::SUBRESOURCE_GROUP, "version": version, "service": service,
+                "groupPriorityMinimum": 1000, "versionPriority": priority},
+        })
+    }));
+    for (kind, path) in
+        [("MutatingWebhookConfiguration", webhook::MUTATE), ("ValidatingWebhookConfiguration", webhook::VALIDATE)]
+    {
+        objects.push(json!({
+            "apiVersion": "admissionregistration.k8s.io/v1", "kind": kind, "metadata": {"name": NAME},
+            "webhooks": webhooks(&service, path, unasked),
+        }));
+    }
+    objects
+}
+
+fn webhooks(service: &Value, path: &str, unasked: &[String]) -> Value {
+    let mut client = json!({"service": service});
+    client["service"]["path"] = path.into();
+    let users = json!(unasked);
+    let asked = json!({"name": "asked-users", "expression": format!("!(request.userInfo.username in {users})")});
+    let alive = json!({"name": "alive", "expression": "!has(object.metadata.deletionTimestamp)"});
+    // Of another spec than before, or where there is none on one side.
+    let other = "has(object.spec) != has(oldObject.spec) || (has(object.spec) && object.spec != oldObject.spec)";
+    let spec = json!({"name": "spec-changed", "expression": other});
+    let hook = |name: &str, operation: &str, resources: &[&str], conditions: Value, policy: &str| {
+        json!({
+            "name": format!("{name}.virtfold.io"), "clientConfig": client, "admissionReviewVersions": ["v1"],
+            "sideEffects": "None", "timeoutSeconds": PATIENCE, "failurePolicy": policy, "matchPolicy": "Equivalent",
+            "matchConditions": conditions,
+            "rules": [{"apiGroups": [api::names::GROUP], "apiVersions": ["*"], "operations": [operation],
+                "resources": resources, "scope": "*"}],
+        })
+    };
+    let made = [
+        "virtualmachines",
+        "virtualmachineinstances",
+        "virtualmachineinstancereplicasets",
+        "virtualmachineinstancepresets",
+        "virtualmachineinstancemigrations",
+    ];
+    let kept = ["virtualmachines", "virtualmachineinstancereplicasets"];
+    let written = ["virtualmachineinstances", "virtualmachineinstances/status", "virtualmachines/status"];
+    json!([
+        hook("create", "CREATE", &made, json!([]), "Fail"),
+        hook("change", "UPDATE", &kept, json!([asked, alive, spec]), "Fail"),
+        hook("status", "UPDATE", &written, json!([asked, alive]), "Ignore"),
+    ])
+}
+
+/// Writes the authorities, PEM, into the objects that are there, where they have others. False: some object is missing.
+///
+/// # Errors
+/// What the API server says.
+pub async fn trust(client: &Client, authorities: &str) -> Result<bool, Status> {
+    let bundle = Value::from(base64::engine::general_purpose::STANDARD.encode(authorities));
+    let mut complete = true;
+    let api = VERSIONS.map(|version| {
+        format!("/apis/apiregistration.k8s.io/v1/apiservices/{version}.{}", api::names::SUBRESOURCE_GROUP)
+    });
+    let hooks = ["mutating", "validating"]
+        .map(|kind| format!("/apis/admissionregistration.k8s.io/v1/{kind}webhookconfigurations/{NAME}"));
+    for path in api.iter().chain(&hooks) {
+        let object = match call(client, "GET", path, "", Vec::new()).await {
+            Ok(object) => object,
+            Err(status) if status.code == 404 => {
+                complete = false;
+                continue;
+            }
+            Err(status) => return Err(status),
+        };
+        let places: Vec<String> = match object["webhooks"].as_array() {
+            Some(all) => (0..all.len()).map(|n| format!("/webhooks/{n}/clientConfig/caBundle")).collect(),
+            None => vec!["/spec/caBundle".into()],
+        };
+        let missing: Vec<Value> = places
+            .into_iter()
+            .filter(|place| object.pointer(place) != Some(&bundle))
+            .map(|place| json!({"op": "add", "path": place, "value": bundle}))
+            .collect();
+        if missing.is_empty() {
+            continue;
+        }
+        let version = json!({"op": "test", "path": "/metadata/resourceVersion",
+            "value": object["metadata"]["resourceVersion"]});
+        let patch: Vec<Value> = std::iter::once(version).chain(missing).collect();
+        let body = serde_json::to_vec(&patch).map_err(Status::internal)?;
+        call(client, "PATCH", path, "application/json-patch+json", body).await?;
+    }
+    Ok(complete)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_but_specs_depends_on_a_gateway_that_answers() {
+        let all = objects("virtfold", "127.0.0.1", 9443, &["virtfold-controller".into()]);
+        assert_eq!(all.len(), 5);
+        for configuration in all.iter().filter(|o| o["webhooks"].is_array()) {
+            for hook in configuration["webhooks"].as_array().into_iter().flatten() {
+                let conditions = hook["matchConditions"].to_string();
+                match (hook["failurePolicy"].as_str(), hook["rules"][0]["operations"][0].as_str()) {
+                    (Some("Fail"), Some("CREATE")) => {}
+                    (Some("Fail"), Some("UPDATE")) => assert!(
+                        conditions.contains("object.spec != oldObject.spec")
+                            && conditions.contains("virtfold-controller")
+                            && conditions.contains("deletionTimestamp"),
+                        "{hook}"
+                    ),
+                    other => assert_eq!(other, (Some("Ignore"), Some("UPDATE")), "{hook}"),
+                }
+            }
+        }
+    }
+}
