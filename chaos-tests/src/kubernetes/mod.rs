@@ -27,6 +27,8 @@ const READY: Duration = Duration::from_secs(120);
 /// Controllers of kube-controller-manager that run.
 const CONTROLLERS: &str =
     "garbage-collector-controller,namespace-controller,serviceaccount-controller,resourcequota-controller";
+/// Those that run besides where users have roles: our part of `view` and `edit` gets into them.
+pub const FOR_ROLES: &str = "clusterrole-aggregation-controller";
 /// Those that run besides where nodes are real.
 pub const FOR_NODES: &str = "node-lifecycle-controller,pod-garbage-collector-controller";
 /// User of the controller, as its certificate says.

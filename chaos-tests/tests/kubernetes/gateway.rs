@@ -8,7 +8,7 @@ use chaos_tests::{
         kubectl::finish,
         manifest, process, wait,
     },
-    kubernetes::{self, CONTROLLER, Kubernetes, Process},
+    kubernetes::{self, CONTROLLER, FOR_ROLES, Kubernetes, Process},
 };
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -25,7 +25,7 @@ struct Apart {
 
 impl Apart {
     fn start(life: &str) -> Result<Self> {
-        let k = Kubernetes::start()?;
+        let k = Kubernetes::start_with(FOR_ROLES)?;
         let listen = format!("127.0.0.1:{}", free_port()?);
         k.install_with(&["--gateway", &listen])?;
         let gateway = k.gateway("gateway", &["--listen", &listen, "--certificate-life", life])?;

@@ -66,7 +66,7 @@ fn a_halted_one_waits_and_answers(cluster: &Cluster) -> Result<()> {
     vm.wait_condition("Paused", "", START)?;
     ensure!(console.run("echo on")? == "on");
     let told = say(&["explain", "vm/halted"])?;
-    for words in ["halted is Running on node ", "user admin: changed the run strategy from Halted to Always"] {
+    for words in ["halted is Running on node ", "user admin", "changed the run strategy from Halted to Always"] {
         ensure!(told.contains(words), "no '{words}' in {told}");
     }
     // Nobody but the control plane says what an instance is.

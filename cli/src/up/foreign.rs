@@ -57,7 +57,11 @@ pub(super) async fn start(
 
     let target: http::Uri = url.parse().with_context(|| format!("{}: {url} is no URL", file.display()))?;
     let host = target.host().with_context(|| format!("{}: {url} names no host", file.display()))?;
-    site.tasks.spawn(network::forward(inside, format!("{host}:{}", target.port_u16().unwrap_or(443))));
+    site.tasks.spawn(network::forward(
+        inside,
+        format!("{host}:{}", target.port_u16().unwrap_or(443)),
+        site.serving.clone(),
+    ));
     let within = Cluster {
         server: Some(format!("https://{API}{}", target.path().trim_end_matches('/'))),
         tls_server_name: cluster.tls_server_name.clone().or_else(|| Some(host.trim_matches(['[', ']']).to_owned())),

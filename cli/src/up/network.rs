@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::Context;
 use embedded::netns::{Netns, NetnsError};
 use tokio::net::{TcpListener, TcpStream};
+use tokio_util::sync::CancellationToken;
 
 use super::layout::{API, BRIDGE, Layout, Node, PREFIX};
 
@@ -38,14 +39,18 @@ pub async fn relay(netns: &Netns, endpoint: &str) -> anyhow::Result<String> {
         .to_owned();
     let listener =
         netns.listen(COLLECTOR).await.with_context(|| format!("cannot listen on {COLLECTOR} inside of the cluster"))?;
-    tokio::spawn(forward(listener, target));
+    tokio::spawn(forward(listener, target, CancellationToken::new()));
     Ok(format!("http://{COLLECTOR}"))
 }
 
-/// Connections to `listener` go on to `target`, a host and a port, for as long as this process lives.
-pub async fn forward(listener: TcpListener, target: String) {
+/// Connections to `listener` go on to `target`, a host and a port, until `stop`; those that are open then, go on.
+pub async fn forward(listener: TcpListener, target: String, stop: CancellationToken) {
     loop {
-        let mut near = match listener.accept().await {
+        let accepted = tokio::select! {
+            () = stop.cancelled() => return,
+            accepted = listener.accept() => accepted,
+        };
+        let mut near = match accepted {
             Ok((near, _)) => near,
             Err(error) => {
                 tracing::warn!(%error, target, "a connection could not be accepted");
