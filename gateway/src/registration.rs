@@ -20,6 +20,8 @@ use crate::{Status, VERSIONS, webhook};
 pub const NAME: &str = "virtfold-gateway";
 /// Port of the Service.
 pub const PORT: u16 = 443;
+/// The group of KubeVirt's importer of disks, which a cluster may have without us.
+const IMPORTER: &str = "cdi.kubevirt.io";
 /// A call that takes longer is as if nobody had answered.
 const PATIENCE: u8 = 10;
 
@@ -64,28 +66,26 @@ fn webhooks(service: &Value, path: &str, unasked: &[String]) -> Value {
     // Of another spec than before, or where there is none on one side.
     let other = "has(object.spec) != has(oldObject.spec) || (has(object.spec) && object.spec != oldObject.spec)";
     let spec = json!({"name": "spec-changed", "expression": other});
-    let hook = |name: &str, operation: &str, resources: &[&str], conditions: Value, policy: &str| {
+    let hook = |name: &str, operation: &str, groups: &[&str], resources: &[&str], conditions: Value, policy: &str| {
         json!({
             "name": format!("{name}.virtfold.io"), "clientConfig": client, "admissionReviewVersions": ["v1"],
             "sideEffects": "None", "timeoutSeconds": PATIENCE, "failurePolicy": policy, "matchPolicy": "Equivalent",
             "matchConditions": conditions,
-            "rules": [{"apiGroups": [api::names::GROUP], "apiVersions": ["*"], "operations": [operation],
+            "rules": [{"apiGroups": groups, "apiVersions": ["*"], "operations": [operation],
                 "resources": resources, "scope": "*"}],
         })
     };
-    let made = [
-        "virtualmachines",
-        "virtualmachineinstances",
-        "virtualmachineinstancereplicasets",
-        "virtualmachineinstancepresets",
-        "virtualmachineinstancemigrations",
-    ];
+    // Whole kinds that nothing acts on are refused by name; those of an importer of disks are that importer's.
+    let mut groups: Vec<&str> = api::crd::versions().into_iter().map(|(group, _)| group).collect();
+    groups.retain(|group| *group != IMPORTER);
+    groups.dedup();
+    let own = [api::names::GROUP];
     let kept = ["virtualmachines", "virtualmachineinstancereplicasets"];
     let written = ["virtualmachineinstances", "virtualmachineinstances/status", "virtualmachines/status"];
     json!([
-        hook("create", "CREATE", &made, json!([]), "Fail"),
-        hook("change", "UPDATE", &kept, json!([asked, alive, spec]), "Fail"),
-        hook("status", "UPDATE", &written, json!([asked, alive]), "Ignore"),
+        hook("create", "CREATE", &groups, &["*"], json!([]), "Fail"),
+        hook("change", "UPDATE", &own, &kept, json!([asked, alive, spec]), "Fail"),
+        hook("status", "UPDATE", &own, &written, json!([asked, alive]), "Ignore"),
     ])
 }
 

@@ -69,7 +69,7 @@ pub fn answer(gateway: &Gateway, body: &[u8], mutating: bool) -> Result<Value, S
         "UPDATE" => Operation::Update,
         _ => Operation::Delete,
     };
-    if request.kind.group == api::names::GROUP {
+    if api::crd::is_own(&request.kind.group) {
         let before = request.object.clone();
         let verdict = gateway.admit(AdmissionInput {
             operation,

@@ -5,10 +5,10 @@ use crate::e2e::{
     e2e,
     endings::{Then::*, Way::*, side_by_side},
 };
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use chaos_tests::{
     e2e::{
-        cluster::{Cluster, Options, condition, leftovers},
+        cluster::{Cluster, Options, leftovers},
         manifest::vm,
         vm::{START, Vm},
     },

@@ -310,6 +310,19 @@ async fn ensure(client: &Client, mut object: Value) -> Result<(), kube::Error> {
     send(client, "PUT", &one, Some(&next)).await.map(drop)
 }
 
+/// Whether a definition of KubeVirt's importer of disks is there that somebody else brought: that one is kept.
+async fn foreign(client: &Client, definition: &Value) -> Result<bool, kube::Error> {
+    if definition["spec"]["group"] != "cdi.kubevirt.io" {
+        return Ok(false);
+    }
+    let name = definition["metadata"]["name"].as_str().unwrap_or_default();
+    match send(client, "GET", &format!("{}/{name}", path(definition)), None).await {
+        Ok(found) => Ok(found["metadata"]["annotations"][DIGEST].is_null()),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 /// Writes the definitions and waits until they are served, then everything else that the embedded cluster has.
 ///
 /// # Errors
@@ -325,7 +338,9 @@ pub async fn run(client: &Client) -> Result<(), kube::Error> {
 pub async fn install(client: &Client, objects: Vec<Value>) -> Result<(), kube::Error> {
     let definitions = api::crd::all();
     for definition in &definitions {
-        ensure(client, definition.clone()).await?;
+        if !foreign(client, definition).await? {
+            ensure(client, definition.clone()).await?;
+        }
     }
     for definition in &definitions {
         let one = format!("{}/{}", path(definition), definition["metadata"]["name"].as_str().unwrap_or_default());
