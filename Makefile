@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 
-.PHONY: help setup guest kubernetes build demo demo-down test lint bench
+.PHONY: help setup guest go-tools build demo demo-down test lint bench
 
 help:
 	@echo "make demo       one manifest, one real guest: build all, start a cluster, run docs/demo/vm.yaml, take all down"
@@ -10,7 +10,7 @@ help:
 	@echo "make test       every test; TEST=name runs those whose names contain it, PACKAGE=crate those of one crate"
 	@echo "make lint       formatting and clippy"
 	@echo "make bench      the figures of README.md, then those on a real kube-apiserver (needs Go)"
-	@echo "make kubernetes kube-apiserver and kube-controller-manager for tests and benches (target/go/bin; needs Go)"
+	@echo "make go-tools   kube-apiserver, kube-controller-manager and Jaeger for tests and benches (target/go/bin; needs Go)"
 	@echo "make guest      the guest image (target/guest); guest/check boots it in a bare QEMU"
 	@echo "make setup      install what is missing"
 	@echo "make build      the virtfold binary (target/debug/virtfold)"
@@ -21,8 +21,8 @@ setup:
 guest: setup
 	@guest/build
 
-kubernetes:
-	@scripts/kubernetes
+go-tools:
+	@scripts/go-tools
 
 build: setup
 	@cargo build --locked --workspace --bins

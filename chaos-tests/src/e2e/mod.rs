@@ -7,6 +7,7 @@
 pub mod cluster;
 pub mod console;
 pub mod kinds;
+pub mod jaeger;
 pub mod kubectl;
 pub mod leaks;
 pub mod manifest;

@@ -54,7 +54,7 @@ pub fn programs() -> std::result::Result<PathBuf, String> {
     if ["kube-apiserver", "kube-controller-manager"].iter().all(|program| folder.join(program).exists()) {
         Ok(folder)
     } else {
-        Err("there is no kube-apiserver in target/go/bin; scripts/kubernetes builds it, and needs Go".into())
+        Err("there is no kube-apiserver in target/go/bin; scripts/go-tools builds it, and needs Go".into())
     }
 }
 

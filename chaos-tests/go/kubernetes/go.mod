@@ -1,4 +1,4 @@
-module virtfold.dev/chaos-tests
+module virtfold.dev/chaos-tests/kubernetes
 
 go 1.26.0
 
