@@ -6,8 +6,8 @@
 
 pub mod cluster;
 pub mod console;
-pub mod kinds;
 pub mod jaeger;
+pub mod kinds;
 pub mod kubectl;
 pub mod leaks;
 pub mod manifest;
