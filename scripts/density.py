@@ -269,9 +269,8 @@ class Bench:
     def first(self, sizes, journal_runs, journal_vms):
         with self.plane(lean=False) as plane:
             plane.start_nodes(self.nodes)
-            controller = plane.start_controller()
+            plane.start_controller()
             plane.namespace("one")
-            until("sessions", lambda: plane.call("GET", "/api/v1/nodes") and controller.cpu() > 0)
             plane.load("run", "one", 1, 1, limit=60)
             time.sleep(3)
             steps = floor_steps(plane, "one", "vm-0")
@@ -323,7 +322,7 @@ class Bench:
 
             def run(count, rate=None):
                 nonlocal there
-                namespace = f"load-{count}" + (f"-{rate}" if rate else "")
+                namespace = f"load-{there}-{count}"
                 plane.namespace(namespace)
                 cpu, all_cpu = controller.cpu(), plane.others()
                 done = plane.load("run", namespace, count, 16, rate)
