@@ -1,39 +1,37 @@
 """How the controller does under load, on a real kube-apiserver; for `scripts/bench --kubernetes`.
 
-A bare client first does the writes of a VM's start (those that the controller, the kubelet and the node agent were seen to do for one
-VM), with no controller: the floor. Then the controller and simulated nodes do it. Both in the same run, so that their ratio says something
-on any machine. Nothing but the standard library is used.
+Two control planes, one after the other. On the first, the writes of one VM's start are taken from the audit log (those of the
+controller, the kubelet and the node agent); the journal's cost is measured, on and off in turn; and a bare client does the same writes with
+no controller and nobody else there: the floor. On the second, the controller and simulated nodes do it. Both in one run, so that their ratio
+says something on any machine. The client is `virtfold-chaos load`: what puts the load must take little of a machine with few cores. Every
+step has a limit, and what fails is told as a row. Nothing but the standard library is used.
 """
 
-import concurrent.futures
-import copy
+import collections
+import contextlib
 import http.client
 import json
 import os
-import queue
 import re
 import ssl
 import statistics
 import subprocess
-import threading
 import time
 
-VMS = "/apis/kubevirt.io/v1/namespaces/{}/virtualmachines"
-VMIS = "/apis/kubevirt.io/v1/namespaces/{}/virtualmachineinstances"
-PODS = "/api/v1/namespaces/{}/pods"
-REVISIONS = "/apis/apps/v1/namespaces/{}/controllerrevisions"
-MERGE = "application/merge-patch+json"
-STRATEGIC = "application/strategic-merge-patch+json"
+API = "/apis/kubevirt.io/v1/namespaces/{}/"
 # As many requests at once as the controller has.
 CLIENTS = 64
+MERGE = "application/merge-patch+json"
+STRATEGIC = "application/strategic-merge-patch+json"
+CONTROLLER = "virtfold-controller"
 
 
 class Failed(Exception):
-    """The bench cannot go on."""
+    """A step of the bench did not come to its end."""
 
 
-def vm(name):
-    return {"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "metadata": {"name": name}, "spec": {
+def vm():
+    return {"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "metadata": {"name": "@name@"}, "spec": {
         "runStrategy": "Always", "template": {"metadata": {"labels": {"load": "density"}}, "spec": {
             "terminationGracePeriodSeconds": 0,
             "domain": {"resources": {"requests": {"memory": "90Mi", "cpu": "100m"}},
@@ -43,281 +41,203 @@ def vm(name):
             "volumes": [{"name": "containerdisk", "containerDisk": {"image": "registry.local/alpine:1"}}]}}}}
 
 
-class Server:
-    """The API server; each thread has a connection of its own."""
+def step(method, path, body, kind="application/json", keep=None):
+    return {"method": method, "path": path, "type": kind, "body": json.dumps(body), "keep": keep}
 
-    def __init__(self, about):
-        self.port, self.token, self.local = about["port"], about["token"], threading.local()
-        self.tls = ssl.create_default_context(cafile=os.path.join(about["data"], "pki/ca.crt"))
 
-    def connect(self):
-        return http.client.HTTPSConnection("127.0.0.1", self.port, context=self.tls, timeout=60)
+def until(what, holds, limit=120):
+    end = time.monotonic() + limit
+    while not holds():
+        if time.monotonic() > end:
+            raise Failed(f"not within {limit} s: {what}")
+        time.sleep(0.2)
 
-    def headers(self, kind="application/json"):
-        return {"Authorization": "Bearer " + self.token, "Content-Type": kind, "User-Agent": "density"}
 
-    def call(self, method, path, body=None, kind="application/json", fine=()):
-        connection = getattr(self.local, "connection", None) or self.connect()
-        self.local.connection = connection
-        connection.request(method, path, None if body is None else json.dumps(body), self.headers(kind))
-        answer = connection.getresponse()
-        text = answer.read()
+class Process:
+    """What a process has used. CPU in nanoseconds, by the process's own clock."""
+
+    def __init__(self, pid):
+        self.pid = pid
+
+    def cpu(self):
+        return time.clock_gettime((~self.pid << 3) | 2)
+
+    def memory(self):
+        """MiB: resident, most ever resident, of what is resident its own (not of files)."""
+        with open(f"/proc/{self.pid}/status") as status:
+            text = status.read()
+        return tuple(int(re.search(key + r":\s+(\d+)", text)[1]) / 1024 for key in ("VmRSS", "VmHWM", "RssAnon"))
+
+
+class Audit:
+    """The calls in an audit log, read on from where it was read last."""
+
+    def __init__(self, data):
+        self.file, self.rest = open(os.path.join(data, "audit.log")), ""
+
+    def new(self):
+        text = self.rest + self.file.read()
+        *lines, self.rest = text.split("\n")
+        events = (json.loads(line) for line in lines if line)
+        return [e for e in events if e["stage"] == ("ResponseStarted" if e["verb"] == "watch" else "ResponseComplete")]
+
+    def counts(self, vms=1):
+        """New calls of the controller: those that are writes, those refused, a table of all; but for its Lease and its watches."""
+        wrote = refused = 0
+        table = collections.Counter()
+        for e in self.new():
+            about = e.get("objectRef", {})
+            if e["user"]["username"] != CONTROLLER or e["verb"] == "watch" or about.get("resource") == "leases":
+                continue
+            resource = about.get("resource", "-") + ("/" + about["subresource"] if "subresource" in about else "")
+            bad = e["responseStatus"]["code"] >= 400
+            table[(e["verb"], resource, str(e["responseStatus"]["code"]) if bad else "")] += 1
+            if e["verb"] in ("create", "update", "patch", "delete"):
+                wrote += 1
+                refused += bad
+        return wrote / vms, refused / vms, table
+
+
+class Plane:
+    """One control plane, and what runs at it."""
+
+    def __init__(self, chaos, binary, lean):
+        arguments = ["--lean"] if lean else []
+        self.chaos, self.binary, self.children = chaos, binary, {}
+        self.harness = subprocess.Popen([chaos, "kubernetes", *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                                        env={**os.environ, "VIRTFOLD": binary})
+        line = self.harness.stdout.readline()
+        if not line:
+            raise Failed("the control plane of Kubernetes did not start")
+        self.about = json.loads(line)
+        self.data, self.pki = self.about["data"], os.path.join(self.about["data"], "pki")
+        self.tls = ssl.create_default_context(cafile=os.path.join(self.pki, "ca.crt"))
+        self.audit, self.connection = Audit(self.data), None
+
+    def call(self, method, path, body=None, fine=()):
+        for again in (True, False):
+            try:
+                if not self.connection:
+                    self.connection = http.client.HTTPSConnection("127.0.0.1", self.about["port"], context=self.tls, timeout=60)
+                headers = {"Authorization": "Bearer " + self.about["token"], "Content-Type": "application/json"}
+                self.connection.request(method, path, None if body is None else json.dumps(body), headers)
+                answer = self.connection.getresponse()
+                text = answer.read()
+                break
+            except (OSError, http.client.HTTPException) as problem:
+                # The server closes a connection that nobody has used for a while.
+                self.connection = None
+                if not again:
+                    raise Failed(f"{method} {path}: {problem}") from None
         if answer.status >= 300 and answer.status not in fine:
             raise Failed(f"{method} {path}: {answer.status} {text[:300]!r}")
         return json.loads(text)
 
     def namespace(self, name):
         self.call("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
-        end = time.monotonic() + 60
-        while "uid" not in self.call("GET", f"/api/v1/namespaces/{name}/serviceaccounts/default", fine=(404,)).get("metadata", {}):
-            if time.monotonic() > end:
-                raise Failed(f"namespace {name} gets no service account")
-            time.sleep(0.1)
-
-
-class Watch(threading.Thread):
-    """When each VMI of a namespace was seen Running first."""
-
-    def __init__(self, server, namespace):
-        super().__init__(daemon=True)
-        self.running, self.news = {}, queue.Queue()
-        path = VMIS.format(namespace)
-        version = server.call("GET", path + "?limit=1")["metadata"]["resourceVersion"]
-        self.connection = server.connect()
-        self.connection.request("GET", f"{path}?watch=1&resourceVersion={version}&timeoutSeconds=1800", headers=server.headers())
-        self.answer = self.connection.getresponse()
-        self.connection.sock.settimeout(None)
-        self.start()
-
-    def run(self):
-        try:
-            for line in self.answer:
-                event = json.loads(line)["object"]
-                name = event.get("metadata", {}).get("name")
-                if event.get("status", {}).get("phase") == "Running" and name not in self.running:
-                    self.running[name] = time.monotonic()
-                    self.news.put(name)
-        except (OSError, ValueError, http.client.HTTPException):
-            return
-
-    def wait(self, count, limit):
-        end = time.monotonic() + limit
-        while len(self.running) < count:
-            try:
-                self.news.get(timeout=max(0.01, end - time.monotonic()))
-            except queue.Empty:
-                raise Failed(f"{len(self.running)} of {count} VMs run after {limit} s") from None
-
-
-def usage(pid):
-    """CPU seconds, resident MiB, most ever resident MiB."""
-    with open(f"/proc/{pid}/stat") as stat:
-        fields = stat.read().rsplit(")", 1)[1].split()
-    with open(f"/proc/{pid}/status") as status:
-        text = status.read()
-    size = {key: int(re.search(key + r":\s+(\d+)", text)[1]) / 1024 for key in ("VmRSS", "VmHWM")}
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), size["VmRSS"], size["VmHWM"]
-
-
-def writes(data, user="virtfold-controller"):
-    """Writes of a user in the audit log so far, but for its Lease: done, refused."""
-    done = refused = 0
-    with open(os.path.join(data, "audit.log")) as log:
-        for line in log:
-            event = json.loads(line) if line.endswith("\n") else {}
-            if event.get("user", {}).get("username") != user or event.get("stage") != "ResponseComplete":
-                continue
-            if event["verb"] in ("create", "update", "patch", "delete") and event["objectRef"]["resource"] != "leases":
-                done += 1
-                refused += event["responseStatus"]["code"] >= 400
-    return done, refused
-
-
-class Template:
-    """The writes of one VM's start: its own objects, and what was sent for them, from the audit log."""
-
-    def __init__(self, server, data, namespace, name):
-        self.server, self.name = server, name
-        vmi = server.call("GET", f"{VMIS.format(namespace)}/{name}")
-        self.old = {"vmi": vmi["metadata"]["uid"], "vm": vmi["metadata"]["ownerReferences"][0]["uid"], "namespace": namespace}
-        self.calls, self.pod = [], None
-        with open(os.path.join(data, "audit.log")) as log:
-            for line in log:
-                event = json.loads(line)
-                about = event.get("objectRef", {})
-                if about.get("namespace") != namespace or event["stage"] != "ResponseComplete" or "requestObject" not in event:
-                    continue
-                if about["resource"] in ("virtualmachines", "virtualmachineinstances", "controllerrevisions", "pods"):
-                    self.calls.append((event["verb"], about["resource"], about.get("subresource", ""), event["requestObject"]))
-        self.pod = next(body["metadata"]["name"] for verb, resource, _, body in self.calls if (verb, resource) == ("create", "pods"))
-
-    def play(self, namespace, name):
-        """Does them for another VM, one after another; the number of writes."""
-        uids = {"vm": self.server.call("POST", VMS.format(namespace), vm(name))["metadata"]["uid"]}
-        pod, count = f"virt-launcher-{name}", 1
-
-        def fit(body):
-            text = json.dumps(body).replace(self.old["vm"], uids["vm"]).replace(self.old["vmi"], uids.get("vmi", ""))
-            # The simulated nodes must not take these pods for theirs.
-            text = text.replace('"kubevirt.io": "virt-launcher"', '"kubevirt.io": "floor"').replace(self.pod, pod).replace(f'"{self.old["namespace"]}"', f'"{namespace}"').replace(f'"{self.name}"', f'"{name}"')
-            body = json.loads(text.replace(self.old.get("pod", "-"), uids.get("pod", "-")))
-            for key in ("resourceVersion", "uid", "creationTimestamp"):
-                body.get("metadata", {}).pop(key, None)
-            return body
-
-        for verb, resource, subresource, body in self.calls:
-            path = {"virtualmachines": VMS, "virtualmachineinstances": VMIS, "controllerrevisions": REVISIONS, "pods": PODS}[resource]
-            path = path.format(namespace)
-            if verb == "create":
-                made = self.server.call("POST", path, fit(body))
-                count += 1
-                if resource == "virtualmachineinstances":
-                    uids["vmi"] = made["metadata"]["uid"]
-                if resource == "pods":
-                    count += self.kubelet(f"{path}/{pod}", made)
-            else:
-                one = f"{path}/{name}" + (f"/{subresource}" if subresource else "")
-                self.server.call("PATCH", one, fit(body), MERGE)
-                count += 1
-        return count
-
-    def kubelet(self, path, pod):
-        """Binding, status, and the condition that the node agent writes."""
-        name = pod["metadata"]["name"]
-        self.server.call("POST", path + "/binding", {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": {"kind": "Node", "name": "sim-0"}})
-        statuses = [{"name": c["name"], "ready": True, "started": True, "image": "x", "imageID": "x", "restartCount": 0, "state": {"running": {}}}
-                    for c in pod["spec"]["containers"]]
-        conditions = [{"type": t, "status": "True"} for t in ("PodScheduled", "Initialized", "ContainersReady", "Ready")]
-        self.server.call("PATCH", path + "/status", {"status": {"phase": "Running", "podIP": "10.0.0.2", "containerStatuses": statuses, "conditions": conditions}}, STRATEGIC)
-        gate = {"type": "kubevirt.io/virtual-machine-unpaused", "status": "True"}
-        self.server.call("PATCH", path + "/status", {"status": {"conditions": [gate]}}, STRATEGIC)
-        return 3
-
-
-def burst(action, names, clients):
-    """Does it for all names with so many clients; the seconds that it took."""
-    began = time.monotonic()
-    with concurrent.futures.ThreadPoolExecutor(clients) as pool:
-        for result in [pool.submit(action, name) for name in names]:
-            result.result()
-    return time.monotonic() - began
-
-
-class Bench:
-    """One control plane, one controller, one process of nodes."""
-
-    def __init__(self, about, binary, nodes):
-        self.about, self.binary, self.server, self.rows, self.children = about, binary, Server(about), [], []
-        self.data, self.pki = about["data"], os.path.join(about["data"], "pki")
-        self.start("nodes", "simulate-nodes", "--kubeconfig", about["nodes"], "--pki", self.pki, "--count", str(nodes), "--kubelet", "--scheduler")
-        self.until("the nodes", lambda: len([n for n in self.server.call("GET", "/api/v1/nodes")["items"]
-                                             if n["metadata"].get("labels", {}).get("kubevirt.io/schedulable") == "true"]) == nodes)
-        self.controller = self.start_controller()
-        self.taken = 0
+        account = f"/api/v1/namespaces/{name}/serviceaccounts/default"
+        until("a service account", lambda: "uid" in self.call("GET", account, fine=(404,)).get("metadata", {}), 60)
 
     def start(self, name, *arguments):
         with open(os.path.join(self.data, name + ".log"), "a") as log:
-            child = subprocess.Popen([self.binary, *arguments], stdout=log, stderr=log)
-        self.children.append(child)
-        return child
+            self.children[name] = subprocess.Popen([self.binary, *arguments], stdout=log, stderr=log)
+        return Process(self.children[name].pid)
 
-    def start_controller(self):
+    def stop(self, name):
+        child = self.children.pop(name)
+        child.terminate()
+        try:
+            child.wait(30)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+    def start_nodes(self, count):
+        self.start("nodes", "simulate-nodes", "--kubeconfig", self.about["nodes"], "--pki", self.pki, "--count", str(count), "--kubelet", "--scheduler")
+        ready = lambda node: node["metadata"].get("labels", {}).get("kubevirt.io/schedulable") == "true"
+        until("the nodes", lambda: len([n for n in self.call("GET", "/api/v1/nodes")["items"] if ready(n)]) == count)
+
+    def start_controller(self, journal=True):
         of = lambda ending: os.path.join(self.pki, "client-virtfold-controller." + ending)
-        return self.start("controller", "controller", "--kubeconfig", self.about["controller"], "--ca", os.path.join(self.pki, "ca.crt"),
-                          "--cert", of("crt"), "--key", of("key"), "--log", "warn", "--journal", os.path.join(self.data, "journal"))
+        record = ["--journal", os.path.join(self.data, "journal")] if journal else []
+        lease = "/apis/coordination.k8s.io/v1/namespaces/virtfold/leases/virtfold-controller"
+        holder = lambda: self.call("GET", lease, fine=(404,)).get("spec", {}).get("holderIdentity")
+        before = holder()
+        process = self.start("controller", "controller", "--kubeconfig", self.about["controller"], "--ca", os.path.join(self.pki, "ca.crt"),
+                             "--cert", of("crt"), "--key", of("key"), "--log", "warn", *record)
+        until("a leader", lambda: holder() not in (None, "", before), 60)
+        return process
 
-    def until(self, what, holds, limit=120):
-        end = time.monotonic() + limit
-        while not holds():
-            if time.monotonic() > end:
-                raise Failed(f"not within {limit} s: {what}")
-            time.sleep(0.2)
+    def load(self, what, namespace, count, clients, rate=None, limit=240, steps=None):
+        path = os.path.join(self.data, "steps.json")
+        with open(path, "w") as file:
+            json.dump(steps or [step("POST", API.format("@namespace@") + "virtualmachines", vm(), keep="vm")], file)
+        command = [self.chaos, "load", what, "--kubeconfig", os.path.join(self.data, "kubeconfig"), "--steps", path, "--namespace", namespace,
+                   "--count", str(count), "--clients", str(clients), "--limit", str(limit)]
+        done = subprocess.run(command + (["--rate", str(rate)] if rate else []), capture_output=True, text=True)
+        if done.returncode:
+            raise Failed(f"{what} of {count} VMs: {done.stderr.strip()[-500:]}")
+        return json.loads(done.stdout)
+
+    def others(self):
+        """CPU seconds so far of everything that takes part."""
+        found = {name: Process(child.pid).cpu() for name, child in self.children.items()}
+        for entry in os.listdir("/proc"):
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                with open(f"/proc/{entry}/stat") as stat:
+                    text = stat.read()
+                if int(text.rsplit(")", 1)[1].split()[1]) == self.harness.pid:
+                    found[text.split("(", 1)[1].rsplit(")", 1)[0]] = Process(int(entry)).cpu()
+        return found
 
     def end(self):
-        for child in reversed(self.children):
-            child.terminate()
-            try:
-                child.wait(30)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
+        for name in list(self.children):
+            self.stop(name)
+        self.harness.stdin.close()
+        try:
+            self.harness.wait(60)
+        except subprocess.TimeoutExpired:
+            self.harness.kill()
+            self.harness.wait()
 
-    def template(self):
-        self.server.namespace("one")
-        watch = Watch(self.server, "one")
-        self.server.call("POST", VMS.format("one"), vm("first"))
-        watch.wait(1, 60)
-        time.sleep(2)
-        return Template(self.server, self.data, "one", "first")
 
-    def floor(self, template, count, clients):
-        """The controller stands still meanwhile: it must not answer the bare client's VMs."""
-        self.controller.terminate()
-        self.controller.wait(30)
-        namespace = f"floor-{count}-{clients}"
-        self.server.namespace(namespace)
-        wrote = []
-        took = burst(lambda n: wrote.append(template.play(namespace, n)), [f"vm-{n}" for n in range(count)], clients)
-        self.clear(namespace)
-        self.children.remove(self.controller)
-        self.controller = self.start_controller()
-        return took, statistics.mean(wrote)
-
-    def clear(self, namespace):
-        """Objects of a namespace go without a controller: finalizers are taken off."""
-        names = [item["metadata"]["name"] for item in self.server.call("GET", VMS.format(namespace))["items"]]
-
-        def remove(name):
-            for path in (VMIS, VMS):
-                one = f"{path.format(namespace)}/{name}"
-                self.server.call("PATCH", one, {"metadata": {"finalizers": None}}, MERGE, fine=(404,))
-                self.server.call("DELETE", one, {"propagationPolicy": "Background"}, fine=(404,))
-
-        burst(remove, names, 16)
-        # Nobody is their kubelet.
-        self.server.call("DELETE", PODS.format(namespace), {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 0})
-        self.until("the end of the floor", lambda: not self.server.call("GET", PODS.format(namespace) + "?limit=1")["items"])
-
-    def run(self, count, rate=0, limit=240):
-        """Creates so many VMs and waits until all run; keeps them."""
-        namespace = f"load-{count}-{rate}"
-        self.server.namespace(namespace)
-        watch, created = Watch(self.server, namespace), {}
-        cpu, wrote = usage(self.controller.pid), writes(self.data)
-        began = time.monotonic()
-
-        def create(name):
-            created[name] = time.monotonic()
-            self.server.call("POST", VMS.format(namespace), vm(name))
-
-        names = [f"vm-{n}" for n in range(count)]
-        if rate:
-            with concurrent.futures.ThreadPoolExecutor(16) as pool:
-                for number, name in enumerate(names):
-                    time.sleep(max(0, began + number / rate - time.monotonic()))
-                    pool.submit(create, name)
-        else:
-            burst(create, names, 16)
-        watch.wait(count, limit)
-        took = time.monotonic() - began
-        time.sleep(3)
-        after, wrote_after = usage(self.controller.pid), writes(self.data)
-        latencies = sorted(watch.running[name] - created[name] for name in names)
-        self.taken += count
-        return {"wall": took, "p50": latencies[len(latencies) // 2], "p95": latencies[int(len(latencies) * 0.95)], "cpu": after[0] - cpu[0],
-                "rss": after[1], "peak": after[2], "writes": (wrote_after[0] - wrote[0]) / count, "refused": (wrote_after[1] - wrote[1]) / count,
-                "namespace": namespace}
-
-    def delete(self, namespace, count, limit=240):
-        cpu, wrote, began = usage(self.controller.pid), writes(self.data), time.monotonic()
-        self.server.call("DELETE", VMS.format(namespace))
-        left = lambda: any(self.server.call("GET", path.format(namespace) + "?limit=1")["items"] for path in (VMS, VMIS, PODS))
-        self.until("the end of the VMs", lambda: not left(), limit)
-        took = time.monotonic() - began
-        after, wrote_after = usage(self.controller.pid), writes(self.data)
-        self.taken -= count
-        return {"wall": took, "cpu": after[0] - cpu[0], "rss": after[1], "peak": after[2],
-                "writes": (wrote_after[0] - wrote[0]) / count, "refused": (wrote_after[1] - wrote[1]) / count}
+def floor_steps(plane, namespace, name):
+    """The writes of one VM's start, in the order in which the server was done with them, with places for what differs from VM to VM."""
+    vmi = plane.call("GET", f"{API.format(namespace)}virtualmachineinstances/{name}")
+    pods = f"/api/v1/namespaces/{namespace}/pods"
+    pod = plane.call("GET", pods)["items"][0]["metadata"]["name"]
+    places = [(vmi["metadata"]["uid"], "@vmi@"), (vmi["metadata"]["ownerReferences"][0]["uid"], "@vm@"), (pod, "virt-launcher-@name@"),
+              (f'"{namespace}"', '"@namespace@"'), (f'"{name}"', '"@name@"'), ('"kubevirt.io": "virt-launcher"', '"kubevirt.io": "floor"')]
+    kinds = {"virtualmachines": (API.format("@namespace@"), "vm"), "virtualmachineinstances": (API.format("@namespace@"), "vmi"),
+             "controllerrevisions": ("/apis/apps/v1/namespaces/@namespace@/", "revision"), "pods": ("/api/v1/namespaces/@namespace@/", "pod")}
+    steps = [step("POST", API.format("@namespace@") + "virtualmachines", vm(), keep="vm")]
+    for event in plane.audit.new():
+        about = event.get("objectRef", {})
+        if event["user"]["username"] != CONTROLLER or about.get("namespace") != namespace or about.get("resource") not in kinds or event["verb"] not in ("create", "patch"):
+            continue
+        text = json.dumps(event["requestObject"])
+        for old, new in places:
+            text = text.replace(old, new)
+        body = json.loads(text)
+        for key in ("resourceVersion", "uid", "creationTimestamp"):
+            body.get("metadata", {}).pop(key, None)
+        base, keep = kinds[about["resource"]]
+        if event["verb"] == "patch":
+            sub = "/" + about["subresource"] if "subresource" in about else ""
+            steps.append(step("PATCH", f"{base}{about['resource']}/@name@{sub}", body, MERGE))
+            continue
+        steps.append(step("POST", base + about["resource"], body, keep=keep))
+        if about["resource"] == "pods":
+            path = f"{base}pods/virt-launcher-@name@"
+            binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "virt-launcher-@name@"}, "target": {"kind": "Node", "name": "sim-0"}}
+            statuses = [{"name": c["name"], "ready": True, "started": True, "image": "x", "imageID": "x", "restartCount": 0, "state": {"running": {}}}
+                        for c in body["spec"]["containers"]]
+            conditions = [{"type": t, "status": "True"} for t in ("PodScheduled", "Initialized", "ContainersReady", "Ready")]
+            gate = {"type": "kubevirt.io/virtual-machine-unpaused", "status": "True"}
+            steps += [step("POST", path + "/binding", binding),
+                      step("PATCH", path + "/status", {"status": {"phase": "Running", "podIP": "10.0.0.2", "containerStatuses": statuses, "conditions": conditions}}, STRATEGIC),
+                      step("PATCH", path + "/status", {"status": {"conditions": [gate]}}, STRATEGIC)]
+    return steps
 
 
 def slope(points):
@@ -327,49 +247,149 @@ def slope(points):
     return 1024 * over / sum((x - mean_x) ** 2 for x, _ in points)
 
 
-def bench(chaos, binary, sizes, nodes=20):
-    """Runs everything; rows of (what, figure)."""
-    harness = subprocess.Popen([chaos, "kubernetes"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "VIRTFOLD": binary})
-    it = None
-    try:
-        line = harness.stdout.readline()
-        if not line:
-            raise Failed("the control plane of Kubernetes did not start")
-        it = Bench(json.loads(line), binary, nodes)
-        rows, say = [], lambda what, figure: (rows.append((what, figure)), print(f"  {what}: {figure}", flush=True))
-        it.until("a leader", lambda: usage(it.controller.pid)[1] > 0)
-        template = it.template()
-        alone, _ = it.floor(template, 20, 1)
-        floors = {}
-        for size in sizes:
-            floors[size], wrote = it.floor(template, size, CLIENTS)
-            say(f"floor, {size} VMs: a bare client, {CLIENTS} connections, {wrote:.0f} writes each", f"{floors[size]:.1f} s")
-        say("floor of one VM: the same writes one after another", f"{alone / 20:.3f} s")
-        it.until("a session", lambda: time.sleep(3) or True)
-        points = [(0, usage(it.controller.pid)[1])]
-        slow = it.run(100, rate=10)
-        say("100 VMs, 10 a second: created until Running, p50 / p95",
-            f"{slow['p50']:.2f} / {slow['p95']:.2f} s ({slow['p50'] / (alone / 20):.1f} / {slow['p95'] / (alone / 20):.1f} times the floor)")
-        say("100 VMs, 10 a second: controller", f"{slow['cpu']:.2f} s CPU, {slow['writes']:.2f} writes and {slow['refused']:.2f} refused a VM")
-        points.append((it.taken, slow["rss"]))
-        for size in sizes:
-            fast = it.run(size)
-            say(f"{size} VMs at once: all Running", f"{fast['wall']:.1f} s ({fast['wall'] / floors[size]:.1f} times the floor)")
-            say(f"{size} VMs at once: controller", f"{fast['cpu']:.2f} s CPU, {fast['rss']:.0f} MiB (most {fast['peak']:.0f}), "
-                f"{fast['writes']:.2f} writes and {fast['refused']:.2f} refused a VM")
-            points.append((it.taken, fast["rss"]))
-        before = len([1 for _ in open(os.path.join(it.data, "audit.log"))])
-        cpu = usage(it.controller.pid)[0]
-        time.sleep(20)
-        idle = [json.loads(text) for text in list(open(os.path.join(it.data, "audit.log")))[before:]]
-        calls = [e for e in idle if e["user"]["username"] == "virtfold-controller" and e["objectRef"].get("resource") != "leases" and e["verb"] != "watch"]
-        say(f"idle for 20 s with {it.taken} VMs: calls but for the Lease and watches", f"{len(calls)} ({usage(it.controller.pid)[0] - cpu:.2f} s CPU)")
-        say("controller's memory a VM (regression)", f"{slope(points):.1f} KiB over " + ", ".join(f"{x}: {y:.0f} MiB" for x, y in points))
-        gone = it.delete(slow["namespace"], 100)
-        say("100 VMs deleted: all gone", f"{gone['wall']:.1f} s, controller {gone['cpu']:.2f} s CPU, {gone['writes']:.2f} writes and {gone['refused']:.2f} refused a VM")
-        return rows
-    finally:
-        if it:
-            it.end()
-        harness.stdin.close()
-        harness.wait(60)
+def at(values, part):
+    return values[min(len(values) - 1, int(part * len(values)))]
+
+
+class Bench:
+    """All steps, and the rows that they give."""
+
+    def __init__(self, chaos, binary, nodes, say):
+        self.chaos, self.binary, self.nodes, self.say = chaos, binary, nodes, say
+        self.floors, self.one, self.tables = {}, 0.0, {}
+
+    @contextlib.contextmanager
+    def plane(self, lean):
+        plane = Plane(self.chaos, self.binary, lean)
+        try:
+            yield plane
+        finally:
+            plane.end()
+
+    def first(self, sizes, journal_runs, journal_vms):
+        with self.plane(lean=False) as plane:
+            plane.start_nodes(self.nodes)
+            plane.start_controller()
+            plane.namespace("one")
+            plane.load("run", "one", 1, 1, limit=60)
+            time.sleep(3)
+            steps = floor_steps(plane, "one", "vm-0")
+            plane.stop("controller")
+            self.journal(plane, journal_runs, journal_vms)
+            plane.stop("nodes")
+            for count, clients in [(20, 1)] + [(size, CLIENTS) for size in sizes]:
+                namespace = f"floor-{count}-{clients}"
+                plane.namespace(namespace)
+                took = plane.load("floor", namespace, count, clients, steps=steps)["seconds"]
+                if clients == 1:
+                    self.one = took / count
+                    self.say("floor of one VM", f"{self.one * 1000:.0f} ms: a bare client, {len(steps)} writes one after another")
+                else:
+                    self.floors[count] = took
+                    self.say(f"floor, {count} VMs", f"{took:.1f} s: a bare client, {CLIENTS} requests at once, {len(steps)} writes a VM")
+
+    def journal(self, plane, runs, count):
+        """CPU seconds of a controller for whole lives, with the journal and without it in turn."""
+        spent = {True: [], False: []}
+        for number in range(runs * 2):
+            on = number % 2 == 0
+            controller = plane.start_controller(journal=on)
+            namespace = f"journal-{number}"
+            plane.namespace(namespace)
+            time.sleep(2)
+            before = controller.cpu()
+            plane.load("churn", namespace, count, 16)
+            # The last block is written within a second.
+            time.sleep(2)
+            spent[on].append(controller.cpu() - before)
+            plane.stop("controller")
+        if runs:
+            on, off = (statistics.median(spent[which]) for which in (True, False))
+            pairs = [100 * (a / b - 1) for a, b in zip(spent[True], spent[False])]
+            spread = lambda all: f"{min(all):.2f} to {max(all):.2f}"
+            self.say(f"journal: controller's CPU for {count} lives, on / off",
+                     f"{on:.2f} / {off:.2f} s ({runs} runs each in turn: {spread(spent[True])} / {spread(spent[False])})")
+            self.say("journal: cost", f"{100 * (on / off - 1):.1f} % (pairs: {min(pairs):.1f} to {max(pairs):.1f} %)")
+
+    def second(self, sizes, up_to, churn):
+        with self.plane(lean=True) as plane:
+            plane.start_nodes(self.nodes)
+            controller = plane.start_controller()
+            time.sleep(5)
+            plane.audit.new()
+            there, points = 0, [(0, controller.memory()[0])]
+            self.say("controller at rest without VMs", f"{points[0][1]:.1f} MiB ({controller.memory()[2]:.1f} of it its own)")
+
+            def run(count, rate=None):
+                nonlocal there
+                namespace = f"load-{there}-{count}"
+                plane.namespace(namespace)
+                cpu, all_cpu = controller.cpu(), plane.others()
+                done = plane.load("run", namespace, count, 16, rate)
+                others = {name: spent - all_cpu.get(name, 0) for name, spent in plane.others().items()}
+                time.sleep(3)
+                there += count
+                resident, most, _ = controller.memory()
+                wrote, refused, table = plane.audit.counts(count)
+                points.append((there, resident))
+                self.tables[f"{count} VMs" + (f", {rate} a second" if rate else " at once")] = (count, table)
+                cost = f"{controller.cpu() - cpu:.2f} s CPU, {resident:.0f} MiB (most {most:.0f}), {wrote:.2f} writes a VM, {refused:.2f} of them refused"
+                return done, cost, others
+
+            try:
+                done, cost, _ = run(100, 10)
+                p50, p95 = at(done["latencies"], 0.5), at(done["latencies"], 0.95)
+                ratio = f" ({p50 / self.one:.1f} / {p95 / self.one:.1f} times the floor)" if self.one else ""
+                self.say("100 VMs, 10 a second: created until Running, p50 / p95", f"{p50:.2f} / {p95:.2f} s{ratio}")
+                self.say("100 VMs, 10 a second: controller", cost)
+                for size in sizes:
+                    done, cost, others = run(size)
+                    ratio = f" ({done['seconds'] / self.floors[size]:.2f} times the floor)" if size in self.floors else ""
+                    self.say(f"{size} VMs at once: all Running", f"{done['seconds']:.1f} s{ratio}; p50 / p95 {at(done['latencies'], 0.5):.1f} / {at(done['latencies'], 0.95):.1f} s")
+                    self.say(f"{size} VMs at once: controller", cost)
+                    self.say(f"{size} VMs at once: CPU seconds of all", ", ".join(f"{name} {spent:.1f}" for name, spent in sorted(others.items(), key=lambda o: -o[1])))
+                self.idle(plane, controller, there)
+                if churn:
+                    plane.namespace("churn")
+                    plane.audit.new()
+                    cpu = controller.cpu()
+                    done = plane.load("churn", "churn", churn, 16, 20)
+                    time.sleep(3)
+                    wrote, refused, table = plane.audit.counts(churn)
+                    self.tables["Created and deleted"] = (churn, table)
+                    self.say(f"churn: {churn} VMs, 20 a second, each deleted as soon as it runs: created until gone, p50 / p95",
+                             f"{at(done['latencies'], 0.5):.2f} / {at(done['latencies'], 0.95):.2f} s; all gone after {done['seconds']:.1f} s")
+                    self.say("churn: controller", f"{controller.cpu() - cpu:.2f} s CPU, {controller.memory()[0]:.0f} MiB, {wrote:.2f} writes a VM, {refused:.2f} of them refused")
+                if up_to > there:
+                    done, cost, _ = run(up_to - there)
+                    self.say(f"{done['writes']} more VMs, {there} in all", f"{done['seconds']:.1f} s; controller {cost}")
+                    self.idle(plane, controller, there)
+            finally:
+                if len(points) > 1:
+                    self.say("controller's memory a VM (regression)", f"{slope(points):.1f} KiB over " + ", ".join(f"{x}: {y:.0f} MiB" for x, y in points))
+
+    def idle(self, plane, controller, there, seconds=20):
+        time.sleep(3)
+        plane.audit.new()
+        cpu = controller.cpu()
+        time.sleep(seconds)
+        _, _, table = plane.audit.counts()
+        told = "none" if not table else ", ".join(f"{verb} {resource} {code}: {n}" for (verb, resource, code), n in table.items())
+        self.say(f"at rest for {seconds} s with {there} VMs: calls but for the Lease and watches", f"{told}; {controller.cpu() - cpu:.2f} s CPU")
+
+
+def bench(chaos, binary, sizes, nodes=20, up_to=5000, churn=300, journal_runs=3, journal_vms=300):
+    """Runs everything; rows of (what, figure), and tables of calls by (verb, resource, code of a refusal) for each load."""
+    rows = []
+
+    def say(what, figure):
+        rows.append((what, figure))
+        print(f"  {what}: {figure}", flush=True)
+
+    it = Bench(chaos, binary, nodes, say)
+    for part in (lambda: it.first(sizes, journal_runs, journal_vms), lambda: it.second(sizes, up_to, churn)):
+        try:
+            part()
+        except Failed as problem:
+            say("**did not come to its end**", str(problem))
+    return rows, it.tables

@@ -1,7 +1,7 @@
 //! `virtfold-chaos`: the second binary of the workspace, for tests alone. `virtfold-chaos --help` says what it does.
 
 use anyhow::{Context, Result};
-use chaos_tests::kubernetes::{CONTROLLER, Kubernetes, NODES};
+use chaos_tests::kubernetes::{CONTROLLER, Kubernetes, NODES, load};
 use chaos_tests::world::{
     CrashPoint, Role,
     mutants::Mutant,
@@ -12,13 +12,13 @@ use std::{
     collections::BTreeMap,
     io::{Read, Write},
     ops::Range,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::ExitCode,
     sync::{
         Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 /// Hurts virtfold on purpose and looks whether it holds.
@@ -73,7 +73,38 @@ enum Command {
     /// Starts a real control plane of Kubernetes with our definitions and roles, prints one line of JSON about it, and takes it
     /// down when its standard input ends.
     #[command(hide = true)]
-    Kubernetes,
+    Kubernetes {
+        /// Write down calls without their bodies: what is written down costs the server time.
+        #[arg(long)]
+        lean: bool,
+    },
+    /// Puts load on such a control plane, and prints one line of JSON about what came of it.
+    #[command(hide = true)]
+    Load {
+        /// What to do.
+        what: load::What,
+        /// Of an administrator.
+        #[arg(long)]
+        kubeconfig: PathBuf,
+        /// The writes of a VM's start, as JSON.
+        #[arg(long)]
+        steps: PathBuf,
+        /// Namespace; it is there.
+        #[arg(long)]
+        namespace: String,
+        /// VMs.
+        #[arg(long)]
+        count: usize,
+        /// Requests at once.
+        #[arg(long, default_value_t = 16)]
+        clients: usize,
+        /// VMs a second.
+        #[arg(long)]
+        rate: Option<f64>,
+        /// Seconds after which it is given up.
+        #[arg(long, default_value_t = 240)]
+        limit: u64,
+    },
 }
 
 fn range(text: &str) -> Result<Range<u64>, String> {
@@ -128,7 +159,11 @@ fn main() -> Result<ExitCode> {
             chaos_tests::e2e::leaks::sweep(&data)?;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Kubernetes => kubernetes(),
+        Command::Kubernetes { lean } => kubernetes(lean),
+        Command::Load { what, kubeconfig, steps, namespace, count, clients, rate, limit } => {
+            let limit = Duration::from_secs(limit);
+            put_load(&kubeconfig, &steps, &load::Load { what, namespace, count, clients, rate, limit })
+        }
     }
 }
 
@@ -232,8 +267,8 @@ fn crash_points(only: Option<Scenario>) -> ExitCode {
 }
 
 /// A control plane for whoever reads our standard output.
-fn kubernetes() -> Result<ExitCode> {
-    let k = Kubernetes::start()?;
+fn kubernetes(lean: bool) -> Result<ExitCode> {
+    let k = if lean { Kubernetes::start_lean() } else { Kubernetes::start() }?;
     k.install()?;
     let controller = k.kubeconfig_of(CONTROLLER, None)?;
     let nodes = k.kubeconfig_of(NODES, Some("system:masters"))?;
@@ -242,5 +277,15 @@ fn kubernetes() -> Result<ExitCode> {
     println!("{about}");
     std::io::stdout().flush()?;
     std::io::stdin().read_to_end(&mut Vec::new())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Puts load on a control plane.
+fn put_load(kubeconfig: &Path, steps: &Path, load: &load::Load) -> Result<ExitCode> {
+    let steps: Vec<load::Step> = serde_json::from_slice(&std::fs::read(steps).context("read the steps")?)?;
+    // One thread: on a machine with few cores, they belong to those who are measured.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let done = runtime.block_on(async { load::run(&load::client(kubeconfig).await?, load, &steps).await })?;
+    println!("{}", serde_json::to_string(&done)?);
     Ok(ExitCode::SUCCESS)
 }

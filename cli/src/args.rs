@@ -511,6 +511,15 @@ fn duration(text: &str) -> Result<std::time::Duration, String> {
     Ok(std::time::Duration::from_millis(millis))
 }
 
+/// A launcher's command line on its own: a launcher lives as long as its machine, and does not build up the commands of people.
+#[derive(Debug, Parser)]
+#[command(name = "virtfold launcher")]
+pub struct Alone {
+    /// All of it.
+    #[command(flatten)]
+    pub launcher: Launcher,
+}
+
 /// `virtfold launcher`, as a launcher pod calls it.
 #[derive(Debug, Clone, Args)]
 pub struct Launcher {

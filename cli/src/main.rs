@@ -14,7 +14,7 @@ mod user;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, FromArgMatches};
+use clap::{CommandFactory, FromArgMatches, Parser};
 
 use args::{Cli, Command};
 
@@ -24,7 +24,14 @@ use args::{Cli, Command};
 struct Usage(String);
 
 fn main() -> ExitCode {
-    let name = std::env::args_os().next().unwrap_or_default();
+    let arguments: Vec<_> = std::env::args_os().collect();
+    if arguments.get(1).is_some_and(|word| word == "launcher") {
+        return match args::Alone::try_parse_from(&arguments[1..]) {
+            Ok(alone) => end(launcher::run(alone.launcher)),
+            Err(error) => misused(&error),
+        };
+    }
+    let name = arguments.into_iter().next().unwrap_or_default();
     let mut command = Cli::command();
     // `kubectl virtfold ...` runs us under that name.
     if std::path::Path::new(&name).file_name().is_some_and(|n| n == "kubectl-virtfold") {
@@ -33,10 +40,7 @@ fn main() -> ExitCode {
     let parsed = command.clone().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
     let cli = match parsed {
         Ok(cli) => cli,
-        Err(error) => {
-            let _ = error.print();
-            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
-        }
+        Err(error) => return misused(&error),
     };
     // One provider for all TLS of the process; a second call in one process would be the same.
     let _ = rustls::crypto::ring::default_provider().install_default();
@@ -55,6 +59,15 @@ fn main() -> ExitCode {
         Command::Launcher(options) => launcher::run(options),
         other => user::run(other),
     };
+    end(result)
+}
+
+fn misused(error: &clap::Error) -> ExitCode {
+    let _ = error.print();
+    ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
+}
+
+fn end(result: anyhow::Result<u8>) -> ExitCode {
     match result {
         Ok(code) => ExitCode::from(code),
         Err(error) => {

@@ -291,7 +291,7 @@ impl Hub {
         let gone: Vec<PodUid> = self
             .slots
             .iter()
-            .filter(|(p, s)| (s.pod.is_some() || (first && self.enumerated)) && !there.contains(p))
+            .filter(|(p, s)| (s.pod.is_some() || (first && self.enumerated)) && !there.contains(*p))
             .map(|(p, _)| p.clone())
             .collect();
         for pod in gone {

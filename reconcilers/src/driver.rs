@@ -64,7 +64,7 @@ struct NodeCell {
     machine: node::Node,
     told: Option<NodeFact>,
     inventory: Option<(u64, bool, ResourceVersion, String)>,
-    domains: BTreeMap<PodUid, (Key, Domain)>,
+    domains: BTreeMap<PodUid, (Key, Arc<Domain>)>,
     outcomes: BTreeMap<PodUid, (Key, Outcome)>,
 }
 
@@ -338,7 +338,7 @@ impl Driver {
             match fresh {
                 Interest::Claim(name) => {
                     let sight = match self.parts.claims.find(&key.namespace, name) {
-                        Some(claim) => Sight::Present(Object::Claim(Box::new(claim.view.clone()))),
+                        Some(claim) => Sight::Present(Object::Claim(claim.view.clone())),
                         None => Sight::Gone(ObjectRef {
                             kind: Kind::PersistentVolumeClaim,
                             namespace: key.namespace.clone(),
@@ -507,7 +507,8 @@ impl Driver {
             self.disarm(&CellId::Set(key));
         } else if let Some(choice) = listed {
             let all = self.parts.vmis.of_namespace(&key.namespace);
-            let members = all.iter().map(|v| set::Member::from(&v.view)).filter(|m| choice.chooses(m)).collect();
+            let members =
+                all.iter().map(|v| set::Member::from(v.view.as_ref())).filter(|m| choice.chooses(m)).collect();
             self.set(key, set::Input::Listed(members));
         }
     }
@@ -616,7 +617,7 @@ impl Driver {
 
     fn domain(&mut self, node: &NodeName, d: agent::Domain) {
         let key = Key::new(d.namespace.clone(), d.name.clone());
-        let domain = Domain::from(d);
+        let domain = Arc::new(Domain::from(d));
         if let Some(cell) = self.nodes.get_mut(node) {
             cell.domains.insert(domain.pod.clone(), (key.clone(), domain.clone()));
         }

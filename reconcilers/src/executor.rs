@@ -6,10 +6,11 @@
 
 use crate::hub::resource;
 use kube::{
-    Api, Client,
-    api::{DeleteParams, DynamicObject, Patch as KubePatch, PatchParams, PostParams, Preconditions},
+    Client, Resource,
+    api::{DeleteParams, DynamicObject, GetParams, Patch as KubePatch, PatchParams, PostParams, Preconditions},
+    core::request::{Error as Unsendable, Request},
 };
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use state::{
     Millis,
@@ -34,23 +35,23 @@ const BUSY: Millis = Millis(1000);
 /// What a server's answer is read as.
 pub trait Answer: Sized {
     /// Reads it; `None` where it does not parse.
-    fn read(kind: Kind, raw: &Value) -> Option<Self>;
+    fn read<'de>(kind: Kind, raw: impl Deserializer<'de>) -> Option<Self>;
 }
 
 impl Answer for Object {
-    fn read(kind: Kind, raw: &Value) -> Option<Self> {
+    fn read<'de>(kind: Kind, raw: impl Deserializer<'de>) -> Option<Self> {
         observe::object(kind, raw)
     }
 }
 
 impl Answer for set::Sight {
-    fn read(kind: Kind, raw: &Value) -> Option<Self> {
+    fn read<'de>(kind: Kind, raw: impl Deserializer<'de>) -> Option<Self> {
         Self::read(kind, raw)
     }
 }
 
 impl Answer for NodeView {
-    fn read(_: Kind, raw: &Value) -> Option<Self> {
+    fn read<'de>(_: Kind, raw: impl Deserializer<'de>) -> Option<Self> {
         <NodeView as Project>::Raw::deserialize(raw).ok().map(NodeView::project)
     }
 }
@@ -75,13 +76,10 @@ impl Executor {
         *self.until.borrow() > Instant::now()
     }
 
-    fn api(&self, target: &ObjectRef) -> Api<DynamicObject> {
-        let r = resource(target.kind);
-        if target.namespace.is_empty() {
-            Api::all_with(self.client.clone(), &r)
-        } else {
-            Api::namespaced_with(self.client.clone(), &target.namespace, &r)
-        }
+    /// Sends a request; the server's answer as it came. (What answers are read into is the projections alone: on the way through
+    /// a general object, each would be read three times.)
+    async fn ask(&self, request: Result<http::Request<Vec<u8>>, Unsendable>) -> kube::Result<String> {
+        self.client.request_text(request.map_err(kube::Error::BuildRequest)?).await
     }
 
     async fn turn(&self, class: Class) -> Option<tokio::sync::OwnedSemaphorePermit> {
@@ -97,29 +95,25 @@ impl Executor {
     /// Creates what the recipe makes of the source.
     pub async fn create<O: Answer>(&self, recipe: &Recipe, source: &Source, target: &ObjectRef) -> Settled<O> {
         let Some(_turn) = self.turn(Class::Urgent).await else { return Settled::Busy { after: BUSY } };
-        let raw = match self.api(&source.object).get(&source.object.name).await {
-            Ok(o) => o,
+        let raw = match self.ask(at(&source.object).get(&source.object.name, &GetParams::default())).await {
+            Ok(raw) => raw,
             Err(e) => return failed(target.kind, e, false),
         };
-        let version = raw.metadata.resource_version.as_deref().map(state::ResourceVersion::parse);
-        if raw.metadata.uid.as_deref() != Some(source.object.uid.as_str()) || version != Some(source.rv) {
+        // The error may quote a value.
+        let Ok(raw) = serde_json::from_str::<Value>(&raw) else {
+            return unreadable(&source.object, &"the server's answer is no object");
+        };
+        let text = |pointer| raw.pointer(pointer).and_then(Value::as_str);
+        let version = text("/metadata/resourceVersion").map(state::ResourceVersion::parse);
+        if text("/metadata/uid") != Some(source.object.uid.as_str()) || version != Some(source.rv) {
             return Settled::Conflict;
         }
-        let raw = match serde_json::to_value(&raw) {
-            Ok(raw) => raw,
-            Err(e) => return unreadable(&source.object, &e),
-        };
         let body = match state::render::render(recipe, target, &raw) {
             Ok(body) => body,
             Err(e) => return unreadable(&source.object, &e),
         };
-        let body: DynamicObject = match serde_json::from_value(body) {
-            Ok(o) => o,
-            // The error may quote a value.
-            Err(_) => return unreadable(target, &"what is made of the source is no object"),
-        };
-        match self.api(target).create(&PostParams::default(), &body).await {
-            Ok(o) => applied(target.kind, &o),
+        match self.ask(at(target).create(&PostParams::default(), body.to_string().into_bytes())).await {
+            Ok(answer) => applied(target, &answer),
             Err(e) => failed(target.kind, e, true),
         }
     }
@@ -127,14 +121,15 @@ impl Executor {
     /// Patches.
     pub async fn patch<O: Answer>(&self, patch: &Patch) -> Settled<O> {
         let Some(_turn) = self.turn(patch.class).await else { return Settled::Busy { after: BUSY } };
-        let (api, params, body) = (self.api(&patch.target), PatchParams::default(), KubePatch::Merge(&patch.body));
-        let result = if patch.status {
-            api.patch_status(&patch.target.name, &params, &body).await
+        let (api, name) = (at(&patch.target), &patch.target.name);
+        let (params, body) = (PatchParams::default(), KubePatch::Merge(&patch.body));
+        let request = if patch.status {
+            api.patch_subresource("status", name, &params, &body)
         } else {
-            api.patch(&patch.target.name, &params, &body).await
+            api.patch(name, &params, &body)
         };
-        match result {
-            Ok(o) => applied(patch.target.kind, &o),
+        match self.ask(request).await {
+            Ok(answer) => applied(&patch.target, &answer),
             Err(e) => failed(patch.target.kind, e, true),
         }
     }
@@ -147,11 +142,16 @@ impl Executor {
             preconditions: uid.map(|uid| Preconditions { uid: Some(uid), resource_version: None }),
             ..DeleteParams::background()
         };
-        match self.api(target).delete(&target.name, &params).await {
-            Ok(either) => match either.left() {
+        #[derive(Deserialize)]
+        struct Answered {
+            kind: String,
+        }
+        match self.ask(at(target).delete(&target.name, &params)).await {
+            Ok(answer) => match serde_json::from_str::<Answered>(&answer) {
+                Ok(answered) if answered.kind == "Status" => Settled::Gone,
                 // Still there, with finalizers or a grace period.
-                Some(o) => applied(target.kind, &o),
-                None => Settled::Gone,
+                Ok(_) => applied(target, &answer),
+                Err(e) => failed(target.kind, kube::Error::SerdeError(e), true),
             },
             Err(e) => failed(target.kind, e, true),
         }
@@ -160,8 +160,8 @@ impl Executor {
     /// Reads live.
     pub async fn confirm<O: Answer>(&self, target: &ObjectRef) -> Settled<O> {
         let Some(_turn) = self.turn(Class::Urgent).await else { return Settled::Busy { after: BUSY } };
-        match self.api(target).get(&target.name).await {
-            Ok(o) => applied(target.kind, &o),
+        match self.ask(at(target).get(&target.name, &GetParams::default())).await {
+            Ok(answer) => applied(target, &answer),
             Err(e) => failed(target.kind, e, false),
         }
     }
@@ -178,21 +178,32 @@ impl Executor {
             name: key.name.clone(),
             uid: uid.as_str().into(),
         };
-        let o = self.api(&target).get(&key.name).await.map_err(|e| failed(target.kind, e, false))?;
-        if o.metadata.uid.as_deref() != Some(uid.as_str()) {
+        #[derive(Deserialize)]
+        struct Seen {
+            metadata: api::ObjectMeta,
+        }
+        let answer = self.ask(at(&target).get(&key.name, &GetParams::default())).await;
+        let answer = answer.map_err(|e| failed(target.kind, e, false))?;
+        let seen: Seen =
+            serde_json::from_str(&answer).map_err(|e| failed(target.kind, kube::Error::SerdeError(e), false))?;
+        if seen.metadata.uid != uid.as_str() {
             return Err(Settled::Gone);
         }
-        let traceparent = o.metadata.annotations.as_ref().and_then(|a| a.get(api::names::ANN_TRACEPARENT)).cloned();
-        let bytes = serde_json::to_vec(&o).map_err(|e| unreadable(&target, &e))?;
-        Ok((bytes.into(), traceparent.unwrap_or_default()))
+        let traceparent = seen.metadata.annotations.get(api::names::ANN_TRACEPARENT).cloned();
+        Ok((answer.into(), traceparent.unwrap_or_default()))
     }
 }
 
-fn applied<O: Answer>(kind: Kind, o: &DynamicObject) -> Settled<O> {
-    let raw = serde_json::to_value(o).unwrap_or(Value::Null);
-    let object = O::read(kind, &raw);
+/// Requests about objects of this kind, in the namespace of this one.
+fn at(target: &ObjectRef) -> Request {
+    let namespace = Some(target.namespace.as_str()).filter(|n| !n.is_empty());
+    Request::new(DynamicObject::url_path(&resource(target.kind), namespace))
+}
+
+fn applied<O: Answer>(target: &ObjectRef, answer: &str) -> Settled<O> {
+    let object = O::read(target.kind, &mut serde_json::Deserializer::from_str(answer));
     if object.is_none() {
-        tracing::warn!(kind = kind.name(), name = o.metadata.name, "the server's answer does not parse");
+        tracing::warn!(%target, "the server's answer does not parse");
     }
     Settled::Applied(object)
 }

@@ -12,7 +12,6 @@
 use futures::{Stream, StreamExt, future::BoxFuture};
 use kube::{Api, Client, Resource, api::ListParams, core::ApiResource, runtime::watcher};
 use serde::{Deserialize, Deserializer};
-use serde_json::Value;
 use state::{
     Key, NodeName, ResourceVersion, Uid,
     object::{Kind, ObjectRef, Versioned},
@@ -34,24 +33,23 @@ pub struct Seen<P> {
     /// Name of the controlling owner, which is the cell of a pod.
     pub owner: Option<String>,
     /// What the machines keep.
-    pub view: P,
+    pub view: Arc<P>,
 }
 
 impl<'de, P: Project> Deserialize<'de> for Seen<P> {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        use serde::de::Error;
-        let raw = Value::deserialize(d)?;
-        let m = api::ObjectMeta::deserialize(raw.get("metadata").unwrap_or(&Value::Null)).map_err(D::Error::custom)?;
+        // In one go, so that nothing of what nobody keeps is ever in memory.
+        let raw = P::Raw::deserialize(d)?;
+        let m = P::metadata(&raw);
         let owner = m.owner_references.iter().find(|o| o.controller).map(|o| o.name.clone());
         let meta = kube::api::ObjectMeta {
-            name: Some(m.name),
-            namespace: Some(m.namespace).filter(|n| !n.is_empty()),
-            uid: Some(m.uid),
-            resource_version: Some(m.resource_version),
+            name: Some(m.name.clone()),
+            namespace: Some(m.namespace.clone()).filter(|n| !n.is_empty()),
+            uid: Some(m.uid.clone()),
+            resource_version: Some(m.resource_version.clone()),
             ..Default::default()
         };
-        let view = P::project(P::Raw::deserialize(raw).map_err(D::Error::custom)?);
-        Ok(Self { meta, owner, view })
+        Ok(Self { meta, owner, view: Arc::new(P::project(raw)) })
     }
 }
 
@@ -126,7 +124,7 @@ macro_rules! watched {
             fn present(seen: &Seen<Self>) -> Entry {
                 let cell: fn(&Seen<Self>) -> String = $cell;
                 let key = Key::new(seen.meta.namespace.clone().unwrap_or_default(), cell(seen));
-                Entry::Vm(key, Sight::Present(Object::$object(Box::new(seen.view.clone()))))
+                Entry::Vm(key, Sight::Present(Object::$object(seen.view.clone())))
             }
             fn absent(seen: &Seen<Self>, deleted: bool) -> Entry {
                 let cell: fn(&Seen<Self>) -> String = $cell;
@@ -148,7 +146,7 @@ watched! {
 impl Watched for SetView {
     const KIND: Kind = Kind::VirtualMachineInstanceReplicaSet;
     fn present(seen: &Seen<Self>) -> Entry {
-        Entry::Set(seen.key(), set::Sight::Set(Box::new(seen.view.clone())))
+        Entry::Set(seen.key(), set::Sight::Set(Box::new(seen.view.as_ref().clone())))
     }
     fn absent(seen: &Seen<Self>, deleted: bool) -> Entry {
         let r = reference(Self::KIND, &seen.meta);
@@ -159,10 +157,10 @@ impl Watched for SetView {
 impl Watched for NodeView {
     const KIND: Kind = Kind::Node;
     fn present(seen: &Seen<Self>) -> Entry {
-        Entry::Node(Box::new(seen.view.clone()))
+        Entry::Node(Box::new(seen.view.as_ref().clone()))
     }
     fn absent(seen: &Seen<Self>, deleted: bool) -> Entry {
-        Entry::NodeGone(seen.meta.name.clone().unwrap_or_default().into(), seen.view.uid(), deleted)
+        Entry::NodeGone(seen.meta.name.clone().unwrap_or_default().into(), seen.view.uid().clone(), deleted)
     }
 }
 
@@ -307,7 +305,7 @@ impl<P: Watched> Hub<P> {
                     Ok(watcher::Event::Delete(o)) => lock(&cache).remove(&o),
                     Ok(watcher::Event::Init) => listed.clear(),
                     Ok(watcher::Event::InitApply(o)) => {
-                        listed.insert(o.view.uid(), Arc::new(o));
+                        listed.insert(o.view.uid().clone(), Arc::new(o));
                     }
                     Ok(watcher::Event::InitDone) => {
                         lock(&cache).replace(std::mem::take(&mut listed));
@@ -334,7 +332,7 @@ impl<P: Watched> Hub<P> {
     pub fn subscribe(&self, queue: Arc<Queue>) {
         let mut cache = lock(&self.cache);
         for o in cache.objects.values() {
-            queue.push((P::KIND, o.view.uid()), P::present(o));
+            queue.push((P::KIND, o.view.uid().clone()), P::present(o));
         }
         cache.subscribers.push(queue);
     }
@@ -354,10 +352,7 @@ impl<P: Watched> Hub<P> {
 
     /// Remembers what did not come by the watch yet (what a write returned), so that a list without it is noticed. Nobody is
     /// told: who wrote knows, and everybody else hears of it by the watch.
-    pub fn note(&self, view: &P, r: &ObjectRef, owner: Option<&str>)
-    where
-        P: Clone,
-    {
+    pub fn note(&self, view: &Arc<P>, r: &ObjectRef, owner: Option<&str>) {
         let mut cache = lock(&self.cache);
         if cache.objects.contains_key(&r.uid) {
             return;
@@ -390,7 +385,7 @@ impl<P: Watched> Cache<P> {
     }
 
     fn apply(&mut self, o: Arc<Seen<P>>) {
-        let uid = o.view.uid();
+        let uid = o.view.uid().clone();
         // A restarted watch may be behind.
         if self.objects.get(&uid).is_some_and(|k| k.view.rv() >= o.view.rv()) {
             return;
@@ -401,7 +396,7 @@ impl<P: Watched> Cache<P> {
     }
 
     fn remove(&mut self, o: &Seen<P>) {
-        let uid = o.view.uid();
+        let uid = o.view.uid().clone();
         self.tell(&uid, &P::absent(o, true));
         self.noted.remove(&uid);
         self.objects.remove(&uid);

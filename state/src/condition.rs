@@ -3,7 +3,7 @@
 use crate::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::{borrow::Cow, collections::BTreeMap};
 
 /// A condition. Fields that nobody here knows are kept.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -48,6 +48,42 @@ impl Cond {
     /// Same status, reason and message.
     pub fn says_the_same(&self, other: &Self) -> bool {
         (&self.status, &self.reason, &self.message) == (&other.status, &other.reason, &other.message)
+    }
+}
+
+/// What a condition shall say. Most of the time it does already, so it is made only where it does not.
+#[derive(Debug, Clone)]
+pub struct Said<'a> {
+    kind: &'a str,
+    status: bool,
+    reason: Cow<'a, str>,
+    message: Cow<'a, str>,
+    since: Option<&'a str>,
+}
+
+impl<'a> Said<'a> {
+    /// Since now, unless it says so already.
+    pub fn new(kind: &'a str, status: bool, reason: impl Into<Cow<'a, str>>, message: impl Into<Cow<'a, str>>) -> Self {
+        Self { kind, status, reason: reason.into(), message: message.into(), since: None }
+    }
+
+    /// Since when somebody else has said so.
+    #[must_use]
+    pub fn since(self, since: Option<&'a str>) -> Self {
+        Self { since, ..self }
+    }
+
+    /// Whether the list has it.
+    pub fn is_in(&self, conds: &[Cond]) -> bool {
+        let status = if self.status { "True" } else { "False" };
+        find(conds, self.kind)
+            .is_some_and(|c| c.status == status && c.reason == self.reason && c.message == self.message)
+    }
+}
+
+impl From<Said<'_>> for Cond {
+    fn from(s: Said<'_>) -> Self {
+        Self { last_transition_time: s.since.map(str::to_owned), ..Self::new(s.kind, s.status, &s.reason, s.message) }
     }
 }
 

@@ -23,6 +23,12 @@ macro_rules! text_id {
             }
         }
 
+        impl std::borrow::Borrow<str> for $name {
+            fn borrow(&self) -> &str {
+                &self.0
+            }
+        }
+
         impl From<&str> for $name {
             fn from(s: &str) -> Self {
                 Self(s.to_owned())
@@ -121,7 +127,8 @@ pub fn hash_hex(parts: &[&str], bytes: usize) -> String {
         h.update(p.as_bytes());
         h.update([0]);
     }
-    h.finalize().iter().take(bytes).map(|b| format!("{b:02x}")).collect()
+    let digit = |n: u8| char::from_digit(u32::from(n), 16).unwrap_or('0');
+    h.finalize().iter().take(bytes).flat_map(|b| [digit(b >> 4), digit(b & 15)]).collect()
 }
 
 /// A number below `bound` that looks random and is derived from the parts: jitter without dice.

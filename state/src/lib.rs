@@ -60,6 +60,12 @@ pub trait Machine {
     /// What it can ask for.
     type Command: Clone + Debug + PartialEq + Serialize + DeserializeOwned;
 
+    /// It has nothing to learn from this: a driver may drop it before it is recorded. (A watch shows what a write of the cell
+    /// itself has returned already.) A step would fold nothing and plan nothing.
+    fn knows(&self, _input: &Self::Input) -> bool {
+        false
+    }
+
     /// Folds the event into what is known, then plans from the whole of it.
     fn step(&mut self, event: &Event<Self::Input>) -> Vec<Self::Command>;
 }

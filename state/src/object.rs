@@ -109,7 +109,7 @@ pub enum Settled<O> {
 /// What a slot needs to know of a projection.
 pub trait Versioned {
     /// UID.
-    fn uid(&self) -> Uid;
+    fn uid(&self) -> &Uid;
     /// resourceVersion.
     fn rv(&self) -> ResourceVersion;
 }

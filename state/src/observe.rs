@@ -12,14 +12,16 @@ use crate::{
     template::Template,
 };
 use api::{ObjectMeta, names};
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 /// A projection and the raw form that it is read from.
 pub trait Project: Sized + Versioned {
     /// Typed reader of the raw object.
     type Raw: DeserializeOwned;
+    /// Its metadata.
+    fn metadata(raw: &Self::Raw) -> &ObjectMeta;
     /// Keeps what is needed.
     fn project(raw: Self::Raw) -> Self;
 }
@@ -248,6 +250,9 @@ struct RawVmSpec {
 
 impl Project for VmView {
     type Raw = RawVm;
+    fn metadata(raw: &RawVm) -> &ObjectMeta {
+        &raw.metadata
+    }
     fn project(raw: RawVm) -> Self {
         // What does not parse cannot be started either; the API server says so when that is tried.
         let spec = raw.spec.template.get("spec").and_then(|s| api::VmiSpec::deserialize(s).ok());
@@ -475,6 +480,9 @@ pub struct RawVmi {
 
 impl Project for VmiView {
     type Raw = RawVmi;
+    fn metadata(raw: &RawVmi) -> &ObjectMeta {
+        &raw.metadata
+    }
     fn project(raw: RawVmi) -> Self {
         let controller = raw.metadata.owner_references.iter().find(|o| o.controller);
         let owner = controller.filter(|o| o.kind == Kind::VirtualMachine.name());
@@ -566,6 +574,9 @@ pub struct RawClaim {
 
 impl Project for ClaimView {
     type Raw = RawClaim;
+    fn metadata(raw: &RawClaim) -> &ObjectMeta {
+        &raw.metadata
+    }
     fn project(raw: RawClaim) -> Self {
         let info = ClaimInfo {
             access_modes: raw.spec.access_modes,
@@ -621,6 +632,9 @@ pub struct RawNode {
 
 impl Project for NodeView {
     type Raw = RawNode;
+    fn metadata(raw: &RawNode) -> &ObjectMeta {
+        &raw.metadata
+    }
     fn project(raw: RawNode) -> Self {
         Self {
             meta: Meta::of(&raw.metadata),
@@ -657,6 +671,9 @@ pub struct RawRevision {
 
 impl Project for RevisionView {
     type Raw = RawRevision;
+    fn metadata(raw: &RawRevision) -> &ObjectMeta {
+        &raw.metadata
+    }
     fn project(raw: RawRevision) -> Self {
         Self { meta: Meta::of(&raw.metadata), template: Template::of(&raw.data.spec.template) }
     }
@@ -665,7 +682,7 @@ impl Project for RevisionView {
 macro_rules! versioned {
     ($($t:ty),*) => { $(
         impl Versioned for $t {
-            fn uid(&self) -> Uid { self.meta.uid.clone() }
+            fn uid(&self) -> &Uid { &self.meta.uid }
             fn rv(&self) -> ResourceVersion { self.meta.rv }
         }
     )* };
@@ -676,15 +693,15 @@ versioned!(VmView, VmiView, PodView, ClaimView, NodeView, RevisionView);
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Object {
     /// The VM.
-    Vm(Box<VmView>),
+    Vm(Arc<VmView>),
     /// The VMI.
-    Vmi(Box<VmiView>),
+    Vmi(Arc<VmiView>),
     /// A launcher pod.
-    Pod(Box<PodView>),
+    Pod(Arc<PodView>),
     /// A claim.
-    Claim(Box<ClaimView>),
+    Claim(Arc<ClaimView>),
     /// A ControllerRevision.
-    Revision(Box<RevisionView>),
+    Revision(Arc<RevisionView>),
 }
 
 impl Object {
@@ -730,16 +747,16 @@ impl Object {
 
 /// Reads the projection of an object that a server sent, by kind. `None` where it does not parse, or the machines keep
 /// nothing of that kind.
-pub fn object(kind: Kind, raw: &Value) -> Option<Object> {
-    fn read<P: Project>(raw: &Value) -> Option<P> {
+pub fn object<'de>(kind: Kind, raw: impl Deserializer<'de>) -> Option<Object> {
+    fn read<'de, P: Project>(raw: impl Deserializer<'de>) -> Option<P> {
         P::Raw::deserialize(raw).ok().map(P::project)
     }
     match kind {
-        Kind::VirtualMachine => read(raw).map(|o| Object::Vm(Box::new(o))),
-        Kind::VirtualMachineInstance => read(raw).map(|o| Object::Vmi(Box::new(o))),
-        Kind::Pod => read(raw).map(|o| Object::Pod(Box::new(o))),
-        Kind::PersistentVolumeClaim => read(raw).map(|o| Object::Claim(Box::new(o))),
-        Kind::ControllerRevision => read(raw).map(|o| Object::Revision(Box::new(o))),
+        Kind::VirtualMachine => read(raw).map(|o| Object::Vm(Arc::new(o))),
+        Kind::VirtualMachineInstance => read(raw).map(|o| Object::Vmi(Arc::new(o))),
+        Kind::Pod => read(raw).map(|o| Object::Pod(Arc::new(o))),
+        Kind::PersistentVolumeClaim => read(raw).map(|o| Object::Claim(Arc::new(o))),
+        Kind::ControllerRevision => read(raw).map(|o| Object::Revision(Arc::new(o))),
         Kind::VirtualMachineInstanceReplicaSet | Kind::Node => None,
     }
 }

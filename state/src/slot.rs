@@ -4,8 +4,9 @@ use crate::{
     Millis, ResourceVersion, Timestamp, Uid,
     object::{CommandId, Refusal, Versioned},
 };
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
+use std::{io, sync::Arc};
 
 /// UIDs that are remembered as gone. A name is reused a few times within the life of a cell's memory, not more.
 const TOMBSTONES: usize = 16;
@@ -16,10 +17,53 @@ const BACKOFF_LAST: Millis = Millis::secs(30);
 /// Pause before a write is repeated that was applied and changed nothing (a field that the server drops).
 const USELESS_PAUSE: Millis = Millis::secs(30);
 
+/// Of the body of a patch, but for the version that it is of. Two bodies that share one cost a pause, so 64 bits are plenty.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+struct Digest(u64);
+
+impl Digest {
+    fn of(body: &Value) -> Self {
+        let mut digest = Self(0xcbf2_9ce4_8422_2325);
+        for (key, value) in body.as_object().into_iter().flatten() {
+            match value.as_object().filter(|_| key == "metadata") {
+                Some(meta) => meta.iter().filter(|(k, _)| *k != "resourceVersion").for_each(|(k, v)| digest.add(k, v)),
+                None => digest.add(key, value),
+            }
+        }
+        if !body.is_object() {
+            digest.add("", body);
+        }
+        digest
+    }
+
+    fn add(&mut self, key: &str, value: &Value) {
+        // Neither the sink nor a value of JSON can fail.
+        let _ = serde_json::to_writer(&mut *self, &(key, value));
+    }
+}
+
+/// FNV-1a.
+impl io::Write for Digest {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 = bytes.iter().fold(self.0, |d, b| (d ^ u64::from(*b)).wrapping_mul(0x0000_0100_0000_01b3));
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Journals of before have the body itself.
+fn digested<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Digest>, D::Error> {
+    Ok(Option::<Value>::deserialize(d)?.map(|v| v.as_u64().map_or_else(|| Digest::of(&v), Digest)))
+}
+
 /// One object of a cell.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Slot<T> {
-    seen: Option<T>,
+    /// Shared with the caches that it came from.
+    seen: Option<Arc<T>>,
     tombs: Vec<Uid>,
     absent: bool,
     had: bool,
@@ -32,7 +76,8 @@ pub struct Slot<T> {
     fails: u32,
     not_before: Timestamp,
     error: Option<Refusal>,
-    last_body: Option<Value>,
+    #[serde(deserialize_with = "digested")]
+    last_body: Option<Digest>,
 }
 
 impl<T> Default for Slot<T> {
@@ -68,7 +113,18 @@ pub enum Folded {
 impl<T: Versioned> Slot<T> {
     /// The object as last seen.
     pub fn get(&self) -> Option<&T> {
-        self.seen.as_ref()
+        self.seen.as_deref()
+    }
+
+    /// The same, to be held while the cell changes.
+    pub fn shared(&self) -> Option<Arc<T>> {
+        self.seen.clone()
+    }
+
+    /// It is at this version of the object, or at a later one, or knows that it is gone: a sight of it would be ignored.
+    pub fn knows(&self, object: &T) -> bool {
+        self.tombs.contains(object.uid())
+            || self.seen.as_ref().is_some_and(|k| k.uid() == object.uid() && object.rv() <= k.rv())
     }
 
     /// Known not to exist: its deletion was seen, or a live read found nothing. (Not having seen it is not enough.)
@@ -87,13 +143,14 @@ impl<T: Versioned> Slot<T> {
     }
 
     /// Folds a sight. `live` means that the answer was newer than anything that we had asked before (own write, live read).
-    pub fn fold(&mut self, object: T, live: bool) -> Folded {
+    pub fn fold(&mut self, object: impl Into<Arc<T>>, live: bool) -> Folded {
+        let object = object.into();
         let uid = object.uid();
         if live {
             // What was asked before somebody said that it is otherwise now, does not tell.
             self.doubt = std::mem::take(&mut self.young);
         }
-        if self.tombs.contains(&uid) {
+        if self.tombs.contains(uid) {
             return Folded::Ignored;
         }
         let folded = match &self.seen {
@@ -106,7 +163,7 @@ impl<T: Versioned> Slot<T> {
             }
             // Within one resource, the higher version is the newer object.
             Some(old) if live || object.rv() > old.rv() => {
-                let dead = old.uid();
+                let dead = old.uid().clone();
                 self.bury(dead);
                 Folded::Replaced
             }
@@ -124,7 +181,7 @@ impl<T: Versioned> Slot<T> {
         if !uid.is_empty() {
             self.bury(uid.clone());
         }
-        let ours = self.seen.as_ref().is_none_or(|o| uid.is_empty() || o.uid() == *uid);
+        let ours = self.seen.as_ref().is_none_or(|o| uid.is_empty() || o.uid() == uid);
         if !ours {
             return false;
         }
@@ -132,7 +189,7 @@ impl<T: Versioned> Slot<T> {
         self.absent = true;
         self.doubt = false;
         if let Some(o) = &had {
-            let dead = o.uid();
+            let dead = o.uid().clone();
             self.bury(dead);
         }
         had.is_some()
@@ -205,12 +262,13 @@ impl<T: Versioned> Slot<T> {
 
     /// Remembers what is written. The same body twice in a row has no effect: the second is delayed.
     pub fn writes(&mut self, body: &Value, now: Timestamp) -> bool {
-        if self.last_body.as_ref() == Some(body) {
+        let digest = Digest::of(body);
+        if self.last_body == Some(digest) {
             self.last_body = None;
             self.not_before = now.after(USELESS_PAUSE);
             return false;
         }
-        self.last_body = Some(body.clone());
+        self.last_body = Some(digest);
         true
     }
 
@@ -259,12 +317,12 @@ impl<T: Versioned> Slot<T> {
 
     /// UID as last seen; empty where there is none.
     pub fn uid(&self) -> Uid {
-        self.seen.as_ref().map(Versioned::uid).unwrap_or_default()
+        self.seen.as_ref().map(|o| o.uid().clone()).unwrap_or_default()
     }
 
     /// resourceVersion as last seen.
     pub fn rv(&self) -> ResourceVersion {
-        self.seen.as_ref().map(Versioned::rv).unwrap_or_default()
+        self.seen.as_ref().map(|o| o.rv()).unwrap_or_default()
     }
 }
 
@@ -274,45 +332,48 @@ mod tests {
     use super::*;
 
     #[derive(Debug, Clone, PartialEq)]
-    struct Thing(&'static str, u64);
-    impl Versioned for Thing {
-        fn uid(&self) -> Uid {
-            self.0.into()
+    struct Object(Uid, u64);
+    impl Versioned for Object {
+        fn uid(&self) -> &Uid {
+            &self.0
         }
         fn rv(&self) -> ResourceVersion {
             ResourceVersion(self.1)
         }
+    }
+    fn thing(uid: &str, rv: u64) -> Object {
+        Object(uid.into(), rv)
     }
 
     #[test]
     fn older_versions_dead_uids_and_foreign_deletions_are_ignored() {
         let mut s = Slot::default();
         assert!(!s.is_absent(), "not having seen it proves nothing");
-        assert_eq!(s.fold(Thing("a", 5), false), Folded::Updated);
-        assert_eq!(s.fold(Thing("a", 5), false), Folded::Ignored);
-        assert_eq!(s.fold(Thing("a", 4), true), Folded::Ignored);
-        assert_eq!(s.fold(Thing("b", 3), false), Folded::Ignored, "an older object of the same name");
-        assert_eq!(s.fold(Thing("b", 9), false), Folded::Replaced);
-        assert_eq!(s.fold(Thing("a", 99), true), Folded::Ignored, "buried");
+        assert_eq!(s.fold(thing("a", 5), false), Folded::Updated);
+        assert_eq!(s.fold(thing("a", 5), false), Folded::Ignored);
+        assert_eq!(s.fold(thing("a", 4), true), Folded::Ignored);
+        assert_eq!(s.fold(thing("b", 3), false), Folded::Ignored, "an older object of the same name");
+        assert_eq!(s.fold(thing("b", 9), false), Folded::Replaced);
+        assert_eq!(s.fold(thing("a", 99), true), Folded::Ignored, "buried");
         assert!(!s.gone(&"c".into()));
         assert!(s.get().is_some());
         assert!(s.gone(&"b".into()));
         assert!(s.is_absent());
-        assert_eq!(s.fold(Thing("b", 100), false), Folded::Ignored);
+        assert_eq!(s.fold(thing("b", 100), false), Folded::Ignored);
     }
 
     #[test]
     fn an_answer_does_not_settle_a_doubt_that_is_younger_than_its_question() {
         let mut s = Slot::default();
-        s.fold(Thing("a", 5), false);
+        s.fold(thing("a", 5), false);
         s.depart(CommandId(1));
         s.doubt();
         s.land(CommandId(1));
-        s.fold(Thing("a", 6), true);
+        s.fold(thing("a", 6), true);
         assert!(s.is_doubted(), "it was read before a list did not have it");
         s.depart(CommandId(2));
         s.land(CommandId(2));
-        s.fold(Thing("a", 6), true);
+        s.fold(thing("a", 6), true);
         assert!(!s.is_doubted());
     }
 
@@ -320,7 +381,7 @@ mod tests {
     fn what_was_seen_since_the_question_is_not_gone() {
         let mut s = Slot::default();
         s.depart(CommandId(1));
-        s.fold(Thing("a", 5), false);
+        s.fold(thing("a", 5), false);
         s.land(CommandId(1));
         assert!(!s.not_found(), "it was made between the read and its answer");
         assert!(s.get().is_some() && s.is_doubted() && !s.is_tombstoned(&"a".into()));
@@ -331,7 +392,7 @@ mod tests {
 
     #[test]
     fn failures_back_off_and_a_useless_write_is_not_repeated_at_once() {
-        let mut s = Slot::<Thing>::default();
+        let mut s = Slot::<Object>::default();
         let mut now = Timestamp(1000);
         let mut pauses = vec![];
         for _ in 0..8 {
@@ -343,8 +404,12 @@ mod tests {
         assert_eq!(pauses, [500, 1000, 2000, 4000, 8000, 16000, 30000, 30000]);
         s.succeeded();
         assert!(s.is_free(now));
-        assert!(s.writes(&serde_json::json!({"a": 1}), now));
-        assert!(!s.writes(&serde_json::json!({"a": 1}), now));
+        let body = |version, a| serde_json::json!({"metadata": {"uid": "u", "resourceVersion": version}, "a": a});
+        assert!(s.writes(&body("1", 1), now));
+        assert!(s.writes(&body("2", 2), now));
+        let recorded = serde_json::to_value(&s.last_body).unwrap();
+        assert_eq!(digested(recorded).unwrap(), digested(body("1", 2)).unwrap(), "as journals of before have it");
+        assert!(!s.writes(&body("3", 2), now), "of another version, and yet the same");
         assert!(!s.is_free(now));
     }
 }

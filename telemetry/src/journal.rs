@@ -175,7 +175,7 @@ impl Journal {
         journal
     }
 
-    /// Steps a cell and records it. `traceparent` is for cells that do not know theirs.
+    /// Steps a cell and records it; what the cell knows already is dropped. `traceparent` is for cells that do not know theirs.
     pub fn step<M: Recorded>(
         &mut self,
         cell: &str,
@@ -183,6 +183,9 @@ impl Journal {
         machine: &mut M,
         event: &Event<M::Input>,
     ) -> Vec<M::Command> {
+        if machine.knows(&event.input) {
+            return vec![];
+        }
         let Some(shared) = &self.shared else { return machine.step(event) };
         let marks = self.cells.entry(M::KIND).or_default();
         let mark = match marks.get_mut(cell) {

@@ -5,6 +5,7 @@
 //! quotas) and no others unless a test asks for them: nodes and pods belong to whoever plays them.
 
 pub mod calls;
+pub mod load;
 mod process;
 
 pub use process::Process;
@@ -48,6 +49,10 @@ const AUDIT: &str = r#"{"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omit
     {"level": "None"}
 ]}"#;
 
+/// The same of the controller's calls, without bodies.
+const LEAN: &str = r#"{"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"], "rules": [
+    {"level": "Metadata", "users": ["virtfold-controller"]}, {"level": "None"}]}"#;
+
 /// The folder of the built programs, or why there is none.
 pub fn programs() -> std::result::Result<PathBuf, String> {
     let folder = crate::rules::root().join("target/go/bin");
@@ -85,11 +90,20 @@ impl std::ops::Deref for Kubernetes {
 impl Kubernetes {
     /// Starts it and waits until it is ready.
     pub fn start() -> Result<Self> {
-        Self::start_with("")
+        Self::begin("", AUDIT)
     }
 
     /// Starts it with further controllers of kube-controller-manager, and waits until it is ready.
     pub fn start_with(controllers: &str) -> Result<Self> {
+        Self::begin(controllers, AUDIT)
+    }
+
+    /// Starts it, and bodies of calls are not written down.
+    pub fn start_lean() -> Result<Self> {
+        Self::begin("", LEAN)
+    }
+
+    fn begin(controllers: &str, policy: &str) -> Result<Self> {
         let programs = programs().map_err(anyhow::Error::msg)?;
         let data = tempfile::Builder::new().prefix("virtfold-kubernetes-").tempdir()?.keep();
         let janitor = Janitor::start(&data)?;
@@ -114,7 +128,7 @@ impl Kubernetes {
         pki.client("front-proxy", None)?;
         let token = uuid::Uuid::new_v4().simple().to_string();
         write_private(&data.join("tokens.csv"), format!("{token},admin-by-token,1,system:masters\n").as_bytes())?;
-        fs::write(data.join("audit.json"), AUDIT).context("write the audit policy")?;
+        fs::write(data.join("audit.json"), policy).context("write the audit policy")?;
         let file = |flag: &str, name: &str| format!("--{flag}={}", data.join(name).display());
         let server = Process::start(
             &data,

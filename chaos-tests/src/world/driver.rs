@@ -22,6 +22,7 @@ use state::{
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     rc::Rc,
+    sync::Arc,
 };
 
 /// Which cell.
@@ -71,7 +72,7 @@ struct NodeCell {
     machine: node::Node,
     told: Option<NodeFact>,
     inventory: Option<Inventory>,
-    domains: BTreeMap<PodUid, (Key, Domain)>,
+    domains: BTreeMap<PodUid, (Key, Arc<Domain>)>,
     outcomes: BTreeMap<PodUid, (Key, Outcome)>,
 }
 
@@ -286,6 +287,9 @@ impl World {
             self.carry_out(c, key, commands);
         }
         let Some(cell) = self.driver(c).and_then(|d| d.vms.get_mut(key)) else { return };
+        if cell.machine.knows(&input) {
+            return;
+        }
         let event = Event::new(at, input);
         let commands = cell.machine.step(&event);
         cell.machine.take_steps();
@@ -666,6 +670,7 @@ impl World {
     }
 
     pub(super) fn heard_domain(&mut self, c: usize, node: &NodeName, key: Key, domain: Domain) {
+        let domain = Arc::new(domain);
         if let Some(cell) = self.driver(c).and_then(|d| d.nodes.get_mut(node)) {
             cell.domains.insert(domain.pod.clone(), (key.clone(), domain.clone()));
         }

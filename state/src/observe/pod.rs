@@ -177,6 +177,9 @@ fn image_reason(reason: &str) -> Option<&'static str> {
 
 impl Project for PodView {
     type Raw = RawPod;
+    fn metadata(raw: &RawPod) -> &ObjectMeta {
+        &raw.metadata
+    }
     fn project(raw: RawPod) -> Self {
         let st = raw.status;
         let state = |s: &RawContainerState| match (&s.terminated, &s.running, &s.waiting) {

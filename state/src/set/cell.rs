@@ -154,7 +154,7 @@ impl Set {
     /// Which instances it has to be told of; where that changes, by [`Input::Listed`].
     pub fn choice(&self) -> Option<Choice> {
         let s = self.set.get().filter(|s| s.problem.is_none())?;
-        Some(Choice { set: s.uid(), selector: s.selector.clone() })
+        Some(Choice { set: s.uid().clone(), selector: s.selector.clone() })
     }
 
     /// Whether this sight of an instance is news: it is chosen or known, and says something else than before.

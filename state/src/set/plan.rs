@@ -243,7 +243,7 @@ impl Set {
     }
 
     fn name_of(&mut self, place: usize) -> String {
-        let (uid, base) = self.set.get().map(|s| (s.uid(), s.base.clone())).unwrap_or_default();
+        let (uid, base) = self.set.get().map(|s| (s.uid().clone(), s.base.clone())).unwrap_or_default();
         if (&self.names.0, &self.names.1) != (&uid, &base) {
             self.names = (uid, base, vec![]);
         }

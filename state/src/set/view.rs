@@ -9,8 +9,7 @@ use crate::{
     selector::{RawSelector, Selector},
 };
 use api::{ObjectMeta, OwnerReference};
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::BTreeMap;
 
 /// Longest name of an instance of a set, so that it also fits into a label.
@@ -83,6 +82,9 @@ pub struct RawSet {
 
 impl Project for SetView {
     type Raw = RawSet;
+    fn metadata(raw: &RawSet) -> &ObjectMeta {
+        &raw.metadata
+    }
     fn project(raw: RawSet) -> Self {
         let template = raw.spec.template.unwrap_or_default().metadata;
         let replicas = raw.spec.replicas.unwrap_or(1);
@@ -182,8 +184,8 @@ impl From<&VmiView> for Member {
 }
 
 impl Versioned for SetView {
-    fn uid(&self) -> Uid {
-        self.meta.uid.clone()
+    fn uid(&self) -> &Uid {
+        &self.meta.uid
     }
     fn rv(&self) -> ResourceVersion {
         self.meta.rv
@@ -191,8 +193,8 @@ impl Versioned for SetView {
 }
 
 impl Versioned for Member {
-    fn uid(&self) -> Uid {
-        self.meta.uid.clone()
+    fn uid(&self) -> &Uid {
+        &self.meta.uid
     }
     fn rv(&self) -> ResourceVersion {
         self.meta.rv
@@ -214,7 +216,7 @@ pub enum Sight {
 
 impl Sight {
     /// Reads an object that a server sent. `None` where it does not parse or is nothing that a set looks at.
-    pub fn read(kind: Kind, raw: &Value) -> Option<Self> {
+    pub fn read<'de>(kind: Kind, raw: impl Deserializer<'de>) -> Option<Self> {
         match kind {
             Kind::VirtualMachineInstanceReplicaSet => {
                 RawSet::deserialize(raw).ok().map(|r| Self::Set(Box::new(SetView::project(r))))

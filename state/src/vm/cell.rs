@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use std::{
     borrow::Cow,
     collections::{BTreeMap, BTreeSet},
+    sync::Arc,
 };
 
 /// Which slot a command is for.
@@ -70,7 +71,7 @@ pub struct Vm {
     /// What the API server last refused to do with the VMI.
     pub(super) vmi_refused: Option<What>,
     /// Pods by UID; a pod may be seen before its VMI, and an old VMI's pod may linger.
-    pub(super) pods: BTreeMap<PodUid, PodView>,
+    pub(super) pods: BTreeMap<PodUid, Arc<PodView>>,
     /// The name of the current VMI's pod: flights, confirmed absence, tombstones.
     pub(super) pod: Slot<PodView>,
     /// The revision that the current VMI names, while it matters.
@@ -79,7 +80,7 @@ pub struct Vm {
     pub(super) claims: BTreeMap<String, Option<ClaimView>>,
     pub(super) node: BTreeMap<NodeName, NodeFact>,
     /// The newest word about each pod's domain, and the session that brought it.
-    pub(super) domains: BTreeMap<PodUid, (Option<u64>, Domain)>,
+    pub(super) domains: BTreeMap<PodUid, (Option<u64>, Arc<Domain>)>,
     pub(super) outcomes: BTreeMap<PodUid, (NodeName, Outcome)>,
     pub(super) acked: BTreeSet<(PodUid, u64)>,
     pub(super) inventory: BTreeMap<NodeName, Inventory>,
@@ -165,41 +166,50 @@ impl Vm {
 
     /// The node of the current VMI.
     pub(super) fn node_name(&self) -> Option<NodeName> {
-        let vmi = self.vmi.get()?;
-        let recorded = vmi.status.node_name.clone().filter(|n| !n.is_empty()).map(NodeName);
-        recorded.or_else(|| self.current_pod().and_then(|p| p.node.clone()))
+        self.node_called().map(NodeName::from)
+    }
+
+    fn node_called(&self) -> Option<&str> {
+        let recorded = self.vmi.get()?.status.node_name.as_deref().filter(|n| !n.is_empty());
+        recorded.or_else(|| self.current_pod()?.node.as_ref().map(NodeName::as_str))
     }
 
     /// The fact of the current VMI's node.
     pub(super) fn node_fact(&self) -> Option<&NodeFact> {
-        self.node.get(&self.node_name()?)
+        self.node.get(self.node_called()?)
     }
 
     /// The current VMI's launcher pod, as last seen.
     pub(super) fn current_pod(&self) -> Option<&PodView> {
-        let vmi = self.vmi.get()?.vmi_uid();
-        self.pods.values().find(|p| p.vmi == vmi)
+        let vmi = &self.vmi.get()?.meta.uid;
+        self.pods.values().map(Arc::as_ref).find(|p| p.vmi.as_str() == vmi.as_str())
+    }
+
+    /// The same, to be held while the cell changes.
+    pub(super) fn shared_pod(&self) -> Option<Arc<PodView>> {
+        let uid = self.current_pod()?.pod_uid();
+        self.pods.get(&uid).cloned()
     }
 
     /// UID of the launcher that may run, or may have run, the current VMI's domain.
-    pub(super) fn launcher(&self) -> Option<PodUid> {
-        let vmi = self.vmi.get()?;
-        vmi.active_pod().or_else(|| self.current_pod().map(PodView::pod_uid))
+    pub(super) fn launcher(&self) -> Option<&str> {
+        let active = self.vmi.get()?.status.active_pods.keys().next();
+        active.map(String::as_str).or_else(|| self.current_pod().map(|p| p.meta.uid.as_str()))
     }
 
     /// The newest report about the current launcher.
     pub(super) fn domain(&self) -> Option<&Domain> {
-        self.domains.get(&self.launcher()?).map(|(_, d)| d)
+        self.domains.get(self.launcher()?).map(|(_, d)| d.as_ref())
     }
 
     /// The inventory of the session that stands with the current VMI's node, and the word about the current launcher that this
     /// session brought.
     pub(super) fn heard_now(&self) -> Option<(&Inventory, Option<&Domain>)> {
-        let node = self.node_name()?;
-        let session = self.node.get(&node)?.session;
-        let inventory = self.inventory.get(&node).filter(|i| Some(i.session) == session)?;
-        let word = self.launcher().and_then(|p| self.domains.get(&p)).filter(|(s, _)| *s == session);
-        Some((inventory, word.map(|(_, d)| d)))
+        let fact = self.node_fact()?;
+        let session = fact.session;
+        let inventory = self.inventory.get(&fact.node).filter(|i| Some(i.session) == session)?;
+        let word = self.launcher().and_then(|p| self.domains.get(p)).filter(|(s, _)| *s == session);
+        Some((inventory, word.map(|(_, d)| d.as_ref())))
     }
 
     /// The pod of the current VMI is known to be gone, or never to have been.
@@ -270,13 +280,13 @@ impl Vm {
     fn saw(&mut self, object: &Object, live: bool) {
         match object {
             Object::Vm(o) => {
-                if self.vm.fold((**o).clone(), live) == Folded::Replaced {
+                if self.vm.fold(o.clone(), live) == Folded::Replaced {
                     self.revisions.clear();
                 }
             }
             Object::Vmi(o) => {
                 let first = self.vmi.get().is_none();
-                let folded = self.vmi.fold((**o).clone(), live);
+                let folded = self.vmi.fold(o.clone(), live);
                 if folded == Folded::Replaced || (first && folded == Folded::Updated) {
                     self.new_vmi();
                 }
@@ -288,10 +298,10 @@ impl Vm {
                 }
                 let newer = self.pods.get(&uid).is_none_or(|p| o.meta.rv > p.meta.rv);
                 if newer {
-                    self.pods.insert(uid, (**o).clone());
+                    self.pods.insert(uid, o.clone());
                 }
                 if self.vmi.get().is_some_and(|v| v.vmi_uid() == o.vmi) {
-                    self.pod.fold((**o).clone(), live);
+                    self.pod.fold(o.clone(), live);
                 }
             }
             Object::Claim(o) => {
@@ -302,7 +312,7 @@ impl Vm {
             }
             Object::Revision(o) => {
                 if self.revision_that_matters().as_ref() == Some(&o.meta.name) {
-                    self.revision.fold((**o).clone(), live);
+                    self.revision.fold(o.clone(), live);
                 }
             }
         }
@@ -351,8 +361,7 @@ impl Vm {
         self.lazy.clear();
         self.revision.forget();
         self.pod.reset();
-        let pod = self.current_pod().cloned();
-        if let Some(pod) = pod {
+        if let Some(pod) = self.shared_pod() {
             self.pod.fold(pod, false);
         }
         let noted_uid = self.vmi.uid();
@@ -390,7 +399,7 @@ impl Vm {
                 if self.inventory.get(node).is_some_and(|i| i.session > *session) {
                     return;
                 }
-                let here = self.node_name().as_ref() == Some(node);
+                let here = self.node_called() == Some(node.as_str());
                 if here && self.boot.as_ref().is_some_and(|b| b != boot_id) {
                     // What was told before the node was booted again is over.
                     self.domains.retain(|_, (heard, _)| *heard == Some(*session));
@@ -424,7 +433,7 @@ impl Vm {
         if let What::Acknowledge(pod, seq) = &what {
             if !matches!(result, Settled::Applied(_) | Settled::Acked(_)) {
                 self.acked.remove(&(pod.clone(), *seq));
-            } else if self.launcher().as_ref() != Some(pod) {
+            } else if self.launcher() != Some(pod.as_str()) {
                 self.outcomes.remove(pod);
             }
             return;
@@ -670,10 +679,18 @@ impl Vm {
         })
     }
 
+    /// The START of this launcher: the session that it was sent by, and what became of it.
+    pub(super) fn start_entry(&self) -> Option<&(u64, Told)> {
+        if self.told.is_empty() {
+            return None;
+        }
+        let (vmi, pod) = (self.vmi.get()?.meta.uid.as_str(), self.launcher()?);
+        self.told.get(&super::pod::start_id(&vmi.into(), &pod.into()))
+    }
+
     /// What became of the START of this launcher.
     pub(super) fn start_told(&self) -> Option<&Told> {
-        let (vmi, pod) = (self.vmi.get()?.vmi_uid(), self.launcher()?);
-        self.told.get(&super::pod::start_id(&vmi, &pod)).map(|(_, t)| t)
+        self.start_entry().map(|(_, t)| t)
     }
 
     /// Whether the domain is known to have a process that is not known to have ended.
@@ -706,6 +723,20 @@ enum Verb {
 impl Machine for Vm {
     type Input = Input;
     type Command = Command;
+
+    fn knows(&self, input: &Input) -> bool {
+        let Input::Observed(Sight::Present(object)) = input else { return false };
+        match object {
+            Object::Vm(o) => self.vm.knows(o),
+            Object::Vmi(o) => self.vmi.knows(o),
+            Object::Pod(o) => {
+                let ours = self.vmi.get().is_some_and(|v| v.meta.uid.as_str() == o.vmi.as_str());
+                let known = |p: &PodView| p.meta.rv >= o.meta.rv && (!ours || self.pod.knows(o));
+                self.pod.is_tombstoned(&o.meta.uid) || self.pods.get(o.meta.uid.as_str()).is_some_and(|p| known(p))
+            }
+            Object::Claim(_) | Object::Revision(_) => false,
+        }
+    }
 
     fn step(&mut self, event: &Event<Input>) -> Vec<Command> {
         self.now = self.now.max(event.at);

@@ -8,6 +8,7 @@ use crate::{
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::sync::Arc;
 
 /// What can happen to a Vm cell.
 // Moved once into a step; a box would cost an allocation for nothing.
@@ -52,7 +53,7 @@ pub enum Report {
         /// Node that says so.
         node: NodeName,
         /// The domain.
-        domain: Domain,
+        domain: Arc<Domain>,
     },
     /// How a domain ended.
     Outcome {

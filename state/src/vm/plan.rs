@@ -4,7 +4,7 @@
 use super::{
     cell::{At, Vm, What},
     command::{Command, Note, Patch, Recipe, Source},
-    revision::{generation_of_revision, revision_name},
+    revision::{generation_of_revision_of, revision_name},
     strategy::Wish,
     waits::kept,
 };
@@ -15,7 +15,8 @@ use crate::{
     trace::Step,
 };
 use api::names;
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
 
 /// How long a difference that nobody waits for may stand before it is written.
 pub const LAZY: Millis = Millis::secs(1);
@@ -80,7 +81,7 @@ impl Vm {
         if self.vmi.is_doubted() {
             return self.confirm(At::Vmi, out);
         }
-        let Some(vm) = self.vm.get().cloned() else { return };
+        let Some(vm) = self.vm.shared() else { return };
         if self.vm.is_doubted() {
             return;
         }
@@ -118,7 +119,7 @@ impl Vm {
             Wish::Stop => {
                 // What follows from this VMI (a rerun, a failed start) must be in the VM's status before it goes.
                 let rerun_pending =
-                    vm.strategy == Strategy::RerunOnFailure && self.requests(&vm) != vm.status.state_change_requests;
+                    vm.strategy == Strategy::RerunOnFailure && *self.requests(&vm) != vm.status.state_change_requests;
                 if !rerun_pending && self.start_failure(&vm) == vm.status.start_failure {
                     self.delete_vmi(out);
                 }
@@ -132,8 +133,7 @@ impl Vm {
     /// The VMI was made from a later generation of this very VM. (An adopted one was made from another.)
     fn is_behind(&self, vm: &VmView) -> bool {
         let recorded = self.own_vmi().and_then(|v| v.status.virtual_machine_revision_name.as_deref());
-        let made_from = recorded.and_then(generation_of_revision);
-        made_from.is_some_and(|g| g > vm.generation && recorded == Some(&revision_name(vm.meta.uid.as_str(), g)))
+        recorded.and_then(|n| generation_of_revision_of(n, vm)).is_some_and(|g| g > vm.generation)
     }
 
     /// The VM is as we know it and cannot vanish under its VMI.
@@ -144,8 +144,8 @@ impl Vm {
     /// A VMI of the VM's name that nobody controls becomes the VM's (as after a deletion that left it as an orphan). The VM
     /// may be on its way out without our knowing, so it is read live before.
     fn plan_adoption(&mut self, out: &mut Vec<Command>) {
-        let Some(vm) = self.vm.get().cloned() else { return };
-        let Some(vmi) = self.vmi.get().filter(|v| self.is_adoptable(&vm, v)).cloned() else { return };
+        let Some(vm) = self.vm.shared() else { return };
+        let Some(vmi) = self.vmi.shared().filter(|v| self.is_adoptable(&vm, v)) else { return };
         if self.vmi.in_flight() || !self.vm.is_free(self.now) {
             return;
         }
@@ -189,13 +189,9 @@ impl Vm {
         out: &mut Vec<Command>,
     ) -> Option<CommandId> {
         let now = self.now;
-        let mut essence = body.clone();
-        if let Some(m) = essence.get_mut("metadata").and_then(Value::as_object_mut) {
-            m.remove("resourceVersion");
-        }
         let news = match at {
-            At::Vm => self.vm.writes(&essence, now),
-            At::Vmi => self.vmi.writes(&essence, now),
+            At::Vm => self.vm.writes(&body, now),
+            At::Vmi => self.vmi.writes(&body, now),
             At::Pod | At::Revision | At::Agent => true,
         };
         if !news {
@@ -259,13 +255,13 @@ impl Vm {
             return;
         }
         let now = self.now;
-        let Some(vmi) = self.vmi.get().cloned() else {
+        let Some(vmi) = self.vmi.shared() else {
             if self.vmi.is_absent() {
                 self.marks.reached(Step::Teardown, now);
             }
             return;
         };
-        let pod = self.current_pod().cloned();
+        let pod = self.shared_pod();
         let facts = [
             (Step::Place, pod.as_ref().is_some_and(|p| p.node.is_some())),
             (Step::Prepare, pod.as_ref().is_some_and(|p| p.can_start())),
@@ -299,6 +295,16 @@ impl Vm {
             Some(p) => self.marks.take(uid.as_str(), &p),
             None => vec![],
         }
+    }
+}
+
+/// Names a field of a merge patch where it differs.
+pub(super) fn changed<T: PartialEq + Serialize>(patch: &mut Map<String, Value>, field: &str, old: &T, new: &T) {
+    // What is in a status is data that always serialises.
+    if old != new
+        && let Ok(value) = serde_json::to_value(new)
+    {
+        patch.insert(field.into(), value);
     }
 }
 

@@ -22,7 +22,7 @@ pub(super) fn start_id(vmi: &VmiUid, pod: &PodUid) -> InstructionId {
 impl Vm {
     /// Creates, confirms or deletes the pod.
     pub(super) fn plan_pod(&mut self, out: &mut Vec<Command>) {
-        let Some(vmi) = self.vmi.get().cloned() else { return };
+        let Some(vmi) = self.vmi.shared() else { return };
         if !self.pod.is_free(self.now) {
             if let Some(at) = self.pod.free_at(self.now) {
                 self.want_wake(at);
@@ -33,7 +33,7 @@ impl Vm {
             return self.confirm(At::Pod, out);
         }
         let deleting = vmi.meta.deleting.is_some();
-        if let Some(pod) = self.current_pod().cloned() {
+        if let Some(pod) = self.shared_pod() {
             if deleting && pod.meta.deleting.is_none() {
                 let target = self.pod_ref();
                 let id = self.issue(At::Pod, What::Delete);
@@ -81,14 +81,14 @@ impl Vm {
 
     /// Session by which the START was sent.
     pub(super) fn start_session(&self) -> Option<u64> {
-        let (vmi, pod) = (self.vmi.get()?.vmi_uid(), self.launcher()?);
-        self.told.get(&start_id(&vmi, &pod)).map(|(session, _)| *session)
+        self.start_entry().map(|(session, _)| *session)
     }
 
     /// Starts, shuts down or kills the domain.
     pub(super) fn plan_instructions(&mut self, out: &mut Vec<Command>) {
-        let Some(vmi) = self.vmi.get().cloned() else { return };
-        let (Some(pod), Some(session)) = (vmi.active_pod(), self.node_fact().and_then(|n| n.session)) else { return };
+        let Some(vmi) = self.vmi.shared() else { return };
+        let Some(session) = self.node_fact().and_then(|n| n.session) else { return };
+        let Some(pod) = vmi.active_pod() else { return };
         let state = self.domain().map(|d| d.state);
         let kind = match vmi.phase {
             Phase::Scheduled | Phase::Running if vmi.meta.deleting.is_some() => match state {
@@ -166,6 +166,9 @@ impl Vm {
 
     /// Acknowledges outcomes that are recorded, or whose VMI is gone.
     pub(super) fn plan_acknowledgements(&mut self, out: &mut Vec<Command>) {
+        if self.outcomes.is_empty() {
+            return;
+        }
         let current = self.vmi.get().map(|v| (v.vmi_uid(), v.phase.is_final()));
         let authorised = self.vmi.get().and_then(VmiView::active_pod);
         let due: Vec<_> = self
@@ -181,7 +184,7 @@ impl Vm {
             })
             .map(|(pod, (node, o))| (node.clone(), pod.clone(), o.seq))
             .collect();
-        if current.is_none() && !self.outcomes.is_empty() && !self.vmi.is_absent() && self.vmi.is_free(self.now) {
+        if current.is_none() && !self.vmi.is_absent() && self.vmi.is_free(self.now) {
             self.confirm(At::Vmi, out);
         }
         for (node, pod, seq) in due {

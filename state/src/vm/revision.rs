@@ -31,11 +31,11 @@ impl Vm {
     /// Name of the revision whose content decides something now.
     pub(super) fn revision_that_matters(&self) -> Option<String> {
         let (vm, vmi) = (self.vm.get()?, self.own_vmi()?);
-        let name = vmi.status.virtual_machine_revision_name.clone()?;
+        let name = vmi.status.virtual_machine_revision_name.as_deref()?;
         let live = vmi.meta.deleting.is_none() && !vmi.phase.is_final();
         // Generations of two VMs (the VMI may have been another one's) say nothing about each other.
-        let same = of_vm(&name, vm) && vmi.vm_generation == Some(vm.generation);
-        (live && !same).then_some(name)
+        let same = vmi.vm_generation == Some(vm.generation) && generation_of_revision_of(name, vm).is_some();
+        (live && !same).then(|| name.to_owned())
     }
 
     pub(super) fn drift(&self, vm: &VmView) -> Drift {
@@ -64,7 +64,7 @@ impl Vm {
         if matters.is_none() {
             self.revision.forget();
         }
-        let Some(vm) = self.vm.get().cloned() else { return };
+        let Some(vm) = self.vm.shared() else { return };
         if vm.meta.deleting.is_some() {
             return;
         }
@@ -76,13 +76,12 @@ impl Vm {
         }
         let recorded = self.own_vmi().and_then(|v| v.status.virtual_machine_revision_name.clone());
         let of = |g| revision_name(vm.meta.uid.as_str(), g);
-        if recorded.as_deref() == Some(&of(vm.generation))
-            && self.own_vmi().is_some_and(|v| v.phase >= Phase::Scheduled)
-        {
+        let current = recorded.as_deref().is_some_and(|n| generation_of_revision_of(n, &vm) == Some(vm.generation));
+        if current && self.own_vmi().is_some_and(|v| v.phase >= Phase::Scheduled) {
             self.revisions.insert(vm.generation);
         }
         let creating = self.flights.values().any(|(_, w)| *w == What::CreateVmi);
-        let wanted = creating || recorded.as_deref() == Some(&of(vm.generation));
+        let wanted = creating || current;
         if wanted && !self.revisions.contains(&vm.generation) {
             let recipe = Recipe::Revision { vm: vm.vm_uid(), generation: vm.generation };
             let source = Source { object: self.vm_ref(), rv: vm.meta.rv };
@@ -100,10 +99,9 @@ impl Vm {
             out.push(Command::Confirm { id, target });
             return;
         }
-        if let Some(name) = recorded.as_deref().filter(|n| of_vm(n, &vm)) {
-            self.revisions.extend(generation_of_revision(name));
-        }
-        let old = self.revisions.iter().copied().find(|g| *g < vm.generation && recorded.as_deref() != Some(&of(*g)));
+        let made_from = recorded.as_deref().and_then(|n| generation_of_revision_of(n, &vm));
+        self.revisions.extend(made_from);
+        let old = self.revisions.iter().copied().find(|g| *g < vm.generation && made_from != Some(*g));
         if let Some(g) = old.filter(|_| self.own_vmi().is_some_and(|v| v.meta.deleting.is_none())) {
             let target = self.reference(Kind::ControllerRevision, of(g), Default::default());
             let id = self.issue(At::Revision, What::DeleteRevision(g));
@@ -122,7 +120,11 @@ pub fn generation_of_revision(name: &str) -> Option<i64> {
     name.strip_prefix("revision-start-vm-")?.rsplit_once('-')?.1.parse().ok()
 }
 
-/// Whether the name is that of a revision of this VM.
-fn of_vm(name: &str, vm: &VmView) -> bool {
-    generation_of_revision(name).is_some_and(|g| name == revision_name(vm.meta.uid.as_str(), g))
+/// The same, where it is a revision of this VM: [`revision_name`] backwards.
+pub(super) fn generation_of_revision_of(name: &str, vm: &VmView) -> Option<i64> {
+    let digits = name.strip_prefix("revision-start-vm-")?.strip_prefix(vm.meta.uid.as_str())?.strip_prefix('-')?;
+    // As it would be written: no plus, no zeros before it.
+    let written =
+        matches!(digits.as_bytes(), [b'1'..=b'9', rest @ ..] if rest.iter().all(u8::is_ascii_digit)) || digits == "0";
+    digits.parse().ok().filter(|_| written)
 }

@@ -5,6 +5,7 @@ use crate::{
     Millis, Timestamp, Uid, hash_below,
     observe::{Phase, Request, StartFailure, Strategy, VmView, VmiView},
 };
+use std::borrow::Cow;
 
 /// Key in the data of a Start that the controller itself appended: the failed VMI that it makes up for.
 pub const RERUN_OF: &str = "virtfold.io/rerun-of";
@@ -76,13 +77,17 @@ impl Vm {
 
     /// The VMI, where the VM controls it.
     pub(super) fn own_vmi(&self) -> Option<&VmiView> {
-        let vm = self.vm.get()?.vm_uid();
-        self.vmi.get().filter(|v| v.owner.as_ref() == Some(&vm))
+        let vm = self.vm.get()?.meta.uid.as_str();
+        self.vmi.get().filter(|v| v.owner.as_ref().is_some_and(|o| o.as_str() == vm))
     }
 
     /// The requests as they should stand: what is done is taken off, a failed run of RerunOnFailure appended.
-    pub(super) fn requests(&self, vm: &VmView) -> Vec<Request> {
-        let mut q = vm.status.state_change_requests.clone();
+    pub(super) fn requests<'a>(&self, vm: &'a VmView) -> Cow<'a, [Request]> {
+        let asked = &vm.status.state_change_requests;
+        if asked.is_empty() && !self.own_vmi().is_some_and(|v| self.reruns(vm, v, None)) {
+            return Cow::Borrowed(asked);
+        }
+        let mut q = asked.clone();
         match vm.strategy {
             // Who halts a machine overrides the starts that were asked for before; else the rest of a restart would undo it.
             // A halted machine cannot be asked to restart, so a Start behind a Stop is older than that; and it is asked to
@@ -128,7 +133,7 @@ impl Vm {
             let data = [(RERUN_OF.to_owned(), v.meta.uid.0.clone())].into();
             q.push(Request { action: "Start".into(), uid: None, data });
         }
-        q
+        Cow::Owned(q)
     }
 
     fn reruns(&self, vm: &VmView, vmi: &VmiView, head: Option<&Request>) -> bool {

@@ -36,7 +36,7 @@ impl Vm {
     /// The VM's status holds what the next start depends on.
     fn is_recorded(&self, vm: &VmView) -> bool {
         vm.meta.deleting.is_some()
-            || (self.requests(vm) == vm.status.state_change_requests
+            || (*self.requests(vm) == vm.status.state_change_requests
                 && self.start_failure(vm) == vm.status.start_failure
                 && vm.status.run_strategy.as_deref() == Some(vm.strategy.name()))
     }

@@ -71,8 +71,7 @@ fn termination(text: &str) -> (Cause, String) {
 impl Vm {
     /// How the domain of a VMI that is Scheduled or Running ended; `None` where nothing proves that it did.
     pub(super) fn verdict(&self, vmi: &VmiView) -> Option<Verdict> {
-        let launcher = self.launcher();
-        if let Some((_, o)) = launcher.as_ref().and_then(|p| self.outcomes.get(p)) {
+        if let Some((_, o)) = self.launcher().and_then(|p| self.outcomes.get(p)) {
             return Some(Verdict { cause: o.cause, message: o.message.clone(), evidence: Evidence::Outcome });
         }
         if let Some(pod) = self.current_pod().filter(|p| p.ended()) {
@@ -100,7 +99,9 @@ impl Vm {
                 evidence: Evidence::Absent,
             });
         }
-        if let Some(Told::Refused(RefusalReason::Failed | RefusalReason::Unsupported, message, _)) = self.start_told()
+        if self.told.values().any(|(_, t)| matches!(t, Told::Refused(..)))
+            && let Some(Told::Refused(RefusalReason::Failed | RefusalReason::Unsupported, message, _)) =
+                self.start_told()
             && !self.domain_lives()
         {
             let message = message.clone();

@@ -3,17 +3,19 @@
 use super::{
     cell::{At, Vm, What},
     command::Command,
+    plan::changed,
     printable::Printable,
     revision::Drift,
     strategy::Wish,
 };
 use crate::{
-    condition::{self, Cond},
+    condition::{self, Cond, Said},
     object::Class,
     observe::{Strategy, VmStatus, VmView, VmiView},
 };
 use api::names;
 use serde_json::{Map, Value, json};
+use std::borrow::Cow;
 
 /// Conditions of a VM that do not come from its VMI.
 const OWN: [&str; 4] = ["Ready", "Failure", "RestartRequired", "ManualRecoveryRequired"];
@@ -32,7 +34,7 @@ impl Vm {
         if self.vm.is_doubted() {
             return self.confirm(At::Vm, out);
         }
-        let Some(vm) = self.vm.get().cloned() else { return };
+        let Some(vm) = self.vm.shared() else { return };
         // What is rendered from the VM is rendered from the version that we know.
         if self.flights.values().any(|(_, w)| matches!(w, What::CreateVmi | What::CreateRevision(_))) {
             return;
@@ -96,54 +98,88 @@ impl Vm {
         }
     }
 
-    pub(super) fn desired_vm(&self, vm: &VmView) -> VmStatus {
-        let mut s = vm.status.clone();
+    /// As it is, and copied as soon as something of it has to change.
+    pub(super) fn desired_vm<'v>(&self, vm: &'v VmView) -> Cow<'v, VmStatus> {
+        let mut status = Cow::Borrowed(&vm.status);
+        let s = &mut status;
         let own = self.own_vmi();
-        s.created = own.is_some();
-        s.ready = own.is_some_and(|v| condition::is_true(&v.status.conditions, "Ready"));
-        s.state_change_requests = self.requests(vm);
-        s.start_failure = self.start_failure(vm);
-        if own.is_some() {
-            s.run_strategy = Some(vm.strategy.name().into());
-        } else if s.run_strategy.is_some() && vm.strategy != Strategy::RerunOnFailure {
-            // Left alone for RerunOnFailure: "was just switched to it" is what starts the machine.
-            s.run_strategy = Some(vm.strategy.name().into());
+        if s.created != own.is_some() {
+            s.to_mut().created = own.is_some();
         }
-        s.desired_generation = own.map(|_| vm.generation);
-        s.observed_generation = own.and_then(|v| {
+        let ready = own.is_some_and(|v| condition::is_true(&v.status.conditions, "Ready"));
+        if s.ready != ready {
+            s.to_mut().ready = ready;
+        }
+        let requests = self.requests(vm);
+        if *s.state_change_requests != *requests {
+            s.to_mut().state_change_requests = requests.into_owned();
+        }
+        let start_failure = self.start_failure(vm);
+        if s.start_failure != start_failure {
+            s.to_mut().start_failure = start_failure;
+        }
+        // Left alone for RerunOnFailure: "was just switched to it" is what starts the machine.
+        let told = own.is_some() || (s.run_strategy.is_some() && vm.strategy != Strategy::RerunOnFailure);
+        if told && s.run_strategy.as_deref() != Some(vm.strategy.name()) {
+            s.to_mut().run_strategy = Some(vm.strategy.name().into());
+        }
+        let desired_generation = own.map(|_| vm.generation);
+        let observed_generation = own.and_then(|v| {
             let recorded = v.status.virtual_machine_revision_name.as_deref();
             v.vm_generation.or_else(|| recorded.and_then(super::revision::generation_of_revision))
         });
-        self.vm_conditions(vm, own, &mut s.conditions);
-        s.printable_status = self.printable_facts(vm, &s).word().name().into();
-        s
+        if (s.desired_generation, s.observed_generation) != (desired_generation, observed_generation) {
+            let s = s.to_mut();
+            (s.desired_generation, s.observed_generation) = (desired_generation, observed_generation);
+        }
+        self.vm_conditions(vm, own, s);
+        let word = self.printable_facts(vm, s).word().name();
+        if s.printable_status != word {
+            s.to_mut().printable_status = word.into();
+        }
+        status
     }
 
-    fn vm_conditions(&self, vm: &VmView, own: Option<&VmiView>, conds: &mut Vec<Cond>) {
-        let ready = match own {
-            None => Cond::new("Ready", false, "VMINotExists", "VMI does not exist"),
-            Some(v) => condition::find(&v.status.conditions, "Ready").cloned().unwrap_or_else(|| {
-                Cond::new("Ready", false, "VMIConditionMissing", "VMI is missing the Ready condition")
-            }),
-        };
-        condition::set(conds, ready, self.now);
+    fn vm_conditions(&self, vm: &VmView, own: Option<&VmiView>, s: &mut Cow<'_, VmStatus>) {
+        match own.map(|v| condition::find(&v.status.conditions, "Ready")) {
+            None => self.say(s, Said::new("Ready", false, "VMINotExists", "VMI does not exist")),
+            Some(None) => {
+                self.say(s, Said::new("Ready", false, "VMIConditionMissing", "VMI is missing the Ready condition"))
+            }
+            Some(Some(c)) => self.mirror(s, c),
+        }
         match self.failure(vm) {
-            Some(wait) => condition::set(conds, Cond::new("Failure", true, wait.name().1, wait.message()), self.now),
-            None => condition::remove(conds, "Failure"),
+            Some(wait) => self.say(s, Said::new("Failure", true, wait.name().1, wait.message())),
+            None => unsay(s, "Failure"),
         }
         match self.drift(vm) {
             Drift::Spec(changed) => {
                 let paths: Vec<_> = changed.iter().map(|p| format!("spec.template.spec.{p}")).collect();
                 let text = format!("{RESTART_TEXT}: {}", paths.join(", "));
-                condition::set(conds, Cond::new("RestartRequired", true, "", text), self.now);
+                self.say(s, Said::new("RestartRequired", true, "", text));
             }
-            Drift::None | Drift::Same | Drift::Metadata => condition::remove(conds, "RestartRequired"),
+            Drift::None | Drift::Same | Drift::Metadata => unsay(s, "RestartRequired"),
             Drift::Unknown => {}
         }
         let mirrored: &[Cond] = own.map_or(&[], |v| &v.status.conditions);
-        conds.retain(|c| OWN.contains(&c.kind.as_str()) || condition::find(mirrored, &c.kind).is_some());
+        let stays = |c: &Cond| OWN.contains(&c.kind.as_str()) || condition::find(mirrored, &c.kind).is_some();
+        if !s.conditions.iter().all(stays) {
+            s.to_mut().conditions.retain(stays);
+        }
         for c in mirrored.iter().filter(|c| !OWN.contains(&c.kind.as_str())) {
-            condition::set(conds, c.clone(), self.now);
+            self.mirror(s, c);
+        }
+    }
+
+    fn mirror(&self, s: &mut Cow<'_, VmStatus>, c: &Cond) {
+        if !condition::find(&s.conditions, &c.kind).is_some_and(|old| old.says_the_same(c)) {
+            condition::set(&mut s.to_mut().conditions, c.clone(), self.now);
+        }
+    }
+
+    fn say(&self, s: &mut Cow<'_, VmStatus>, said: Said<'_>) {
+        if !said.is_in(&s.conditions) {
+            condition::set(&mut s.to_mut().conditions, said.into(), self.now);
         }
     }
 
@@ -177,16 +213,66 @@ impl Vm {
     }
 }
 
-/// The fields of a status that differ, as a merge patch. A field that is gone is named as null.
-fn diff(old: &VmStatus, new: &VmStatus) -> Map<String, Value> {
-    if old == new {
-        return Map::new();
+fn unsay(s: &mut Cow<'_, VmStatus>, kind: &str) {
+    if condition::find(&s.conditions, kind).is_some() {
+        condition::remove(&mut s.to_mut().conditions, kind);
     }
-    let (Ok(Value::Object(a)), Ok(Value::Object(b))) = (serde_json::to_value(old), serde_json::to_value(new)) else {
-        return Map::new();
-    };
-    b.into_iter()
-        .filter(|(k, v)| a.get(k) != Some(v))
-        .map(|(k, v)| if k == "stateChangeRequests" && v == json!([]) { (k, Value::Null) } else { (k, v) })
-        .collect()
+}
+
+/// The fields of a status that differ, as a merge patch. A field that is gone is named as null.
+fn diff(old: &VmStatus, new: &Cow<'_, VmStatus>) -> Map<String, Value> {
+    let Cow::Owned(new) = new else { return Map::new() };
+    // All of them, so that none is forgotten.
+    let VmStatus {
+        created,
+        ready,
+        printable_status,
+        run_strategy,
+        conditions,
+        state_change_requests,
+        start_failure,
+        observed_generation,
+        desired_generation,
+    } = new;
+    let mut out = Map::new();
+    changed(&mut out, "created", &old.created, created);
+    changed(&mut out, "ready", &old.ready, ready);
+    changed(&mut out, "printableStatus", &old.printable_status, printable_status);
+    changed(&mut out, "runStrategy", &old.run_strategy, run_strategy);
+    changed(&mut out, "conditions", &old.conditions, conditions);
+    // Nothing asked for is no field at all.
+    let requests = |r: &[_]| (!r.is_empty()).then(|| r.to_vec());
+    let (were, are) = (requests(&old.state_change_requests), requests(state_change_requests));
+    changed(&mut out, "stateChangeRequests", &were, &are);
+    changed(&mut out, "startFailure", &old.start_failure, start_failure);
+    changed(&mut out, "observedGeneration", &old.observed_generation, observed_generation);
+    changed(&mut out, "desiredGeneration", &old.desired_generation, desired_generation);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn every_field_of_a_status_that_changes_is_named_as_the_api_names_it() {
+        let new = VmStatus {
+            created: true,
+            ready: true,
+            printable_status: "x".into(),
+            run_strategy: Some("x".into()),
+            conditions: vec![Cond::new("x", true, "", "")],
+            state_change_requests: vec![Default::default()],
+            start_failure: Some(Default::default()),
+            observed_generation: Some(1),
+            desired_generation: Some(1),
+        };
+        let whole = serde_json::to_value(&new).unwrap();
+        assert_eq!(Value::Object(diff(&VmStatus::default(), &Cow::Owned(new.clone()))), whole);
+        assert!(diff(&new, &Cow::Owned(new.clone())).is_empty());
+        let none = diff(&new, &Cow::Owned(VmStatus::default()));
+        assert_eq!(none.len(), whole.as_object().unwrap().len());
+        assert_eq!((&none["stateChangeRequests"], &none["startFailure"]), (&Value::Null, &Value::Null));
+    }
 }

@@ -4,20 +4,21 @@ use super::{
     cell::{At, Vm, What},
     command::Command,
     phase::Next,
-    plan::without,
+    plan::{changed, without},
     verdict::{Evidence, text},
     waits::{Wait, Weight, paused_words},
 };
 use crate::{
     Timestamp,
-    condition::{self, Cond},
-    domain::{Domain, DomainState, InterfaceFacts},
+    condition::{self, Said},
+    domain::{Domain, DomainState, InterfaceFacts, OsInfo},
     node::SILENCE,
     object::Class,
     observe::{Phase, VmiStatus, VmiView, VolumeView},
 };
 use api::names;
 use serde_json::{Map, Value, json};
+use std::borrow::Cow;
 
 /// Conditions of a VMI that this cell writes. All others are kept as they are.
 const OWN: [&str; 8] = [
@@ -33,7 +34,7 @@ const OWN: [&str; 8] = [
 
 impl Vm {
     pub(super) fn plan_vmi(&mut self, out: &mut Vec<Command>) {
-        let Some(vmi) = self.vmi.get().cloned() else { return };
+        let Some(vmi) = self.vmi.shared() else { return };
         if vmi.phase == Phase::Unknown {
             return;
         }
@@ -56,11 +57,11 @@ impl Vm {
         let next = self.next_phase(&vmi);
         let want = self.desired_vmi(&vmi, &next);
         let mut meta = Map::new();
-        if want.node_label != vmi.node_label {
+        if want.node_label.as_deref() != vmi.node_label.as_deref() {
             meta.insert("labels".into(), json!({names::LABEL_NODE_NAME: want.node_label}));
         }
         let mut annotations = Map::new();
-        if want.boot_id != vmi.boot_id {
+        if want.boot_id.as_deref() != vmi.boot_id.as_deref() {
             annotations.insert(names::ANN_BOOT_ID.into(), json!(want.boot_id));
         }
         // An instance without a VM keeps the proof itself.
@@ -144,23 +145,30 @@ impl Vm {
         }
     }
 
-    fn desired_vmi(&mut self, vmi: &VmiView, next: &Next) -> Desired {
-        let mut s = vmi.status.clone();
-        let mut node_label = vmi.node_label.clone();
-        let mut boot_id = vmi.boot_id.clone();
+    /// As it is, and copied as soon as something of it has to change.
+    fn desired_vmi<'v>(&mut self, vmi: &'v VmiView, next: &Next) -> Desired<'v> {
+        let mut status = Cow::Borrowed(&vmi.status);
+        let s = &mut status;
+        let mut node_label = vmi.node_label.as_deref().map(Cow::Borrowed);
+        let mut boot_id = vmi.boot_id.as_deref().map(Cow::Borrowed);
         let now = self.now;
-        s.phase = next.phase.name().into();
-        s.reason.clone_from(&next.reason);
-        record_phase(&mut s, next.phase, now);
-        let pod = self.current_pod().cloned();
+        if s.phase != next.phase.name() {
+            s.to_mut().phase = next.phase.name().into();
+        }
+        if s.reason != next.reason {
+            s.to_mut().reason.clone_from(&next.reason);
+        }
+        record_phase(s, next.phase, now);
+        let pod = self.shared_pod();
         if next.phase == Phase::Scheduled
             && vmi.phase != Phase::Scheduled
             && let Some(p) = &pod
             && let Some(node) = &p.node
         {
+            let s = s.to_mut();
             s.node_name = Some(node.0.clone());
             s.active_pods = [(p.meta.uid.0.clone(), node.0.clone())].into();
-            node_label = Some(node.0.clone());
+            node_label = Some(node.0.clone().into());
             s.launcher_container_image_version.clone_from(&p.image);
             if let Some(overhead) = &p.memory_overhead {
                 s.memory.insert("memoryOverhead".into(), json!(overhead));
@@ -171,35 +179,42 @@ impl Vm {
             && matches!(next.phase, Phase::Scheduled | Phase::Running)
             && let Some(boot) = self.boot_of_launcher()
         {
-            boot_id = Some(boot.clone());
+            boot_id = Some(boot.clone().into());
         }
         if let Phase::Scheduled | Phase::Running = next.phase {
-            self.volumes(vmi, next.phase, &mut s);
+            self.volumes(vmi, next.phase, s);
         }
         if let Some(p) = &pod
             && p.qos_class.is_some()
+            && p.qos_class != s.qos_class
         {
-            s.qos_class.clone_from(&p.qos_class);
+            s.to_mut().qos_class.clone_from(&p.qos_class);
         }
         // A domain that is over says nothing new about the guest; addresses of a machine that ended are not shown.
         if next.phase == Phase::Running
-            && let Some(d) = self.domain().cloned()
+            && let Some(d) = self.domain()
         {
-            guest_facts(&mut s, &d);
+            guest_facts(s, d);
         }
-        self.conditions(vmi, next, &mut s.conditions);
-        Desired { status: s, node_label, boot_id }
+        self.conditions(vmi, next, s);
+        Desired { status, node_label, boot_id }
     }
 
     /// Names and claims from the moment in which the machine has its node; what the guest calls them once it runs.
-    fn volumes(&self, vmi: &VmiView, phase: Phase, s: &mut VmiStatus) {
-        let ran = phase == Phase::Running;
+    fn volumes(&self, vmi: &VmiView, phase: Phase, s: &mut Cow<'_, VmiStatus>) {
+        let target = |v: &VolumeView| if phase == Phase::Running { v.target.clone() } else { String::new() };
+        let told = |(v, old): (&VolumeView, &Value)| {
+            v.claim.is_none() && old["name"] == v.name.as_str() && old["target"] == target(v).as_str()
+        };
+        if s.volume_status.len() == vmi.volumes.len() && vmi.volumes.iter().zip(&s.volume_status).all(told) {
+            return;
+        }
         let entry = |v: &VolumeView| {
             // Fields of others stay.
             let old = s.volume_status.iter().find(|old| old["name"] == v.name.as_str());
             let mut e = old.and_then(Value::as_object).cloned().unwrap_or_default();
             e.insert("name".into(), json!(v.name));
-            e.insert("target".into(), json!(if ran { v.target.as_str() } else { "" }));
+            e.insert("target".into(), json!(target(v)));
             if let Some(name) = &v.claim
                 && let Some(Some(claim)) = self.claims.get(name)
                 && let Ok(Value::Object(mut info)) = serde_json::to_value(&claim.info)
@@ -209,15 +224,20 @@ impl Vm {
             }
             Value::Object(e)
         };
-        s.volume_status = vmi.volumes.iter().map(entry).collect();
+        let all: Vec<Value> = vmi.volumes.iter().map(entry).collect();
+        if all != s.volume_status {
+            s.to_mut().volume_status = all;
+        }
     }
 
-    fn conditions(&mut self, vmi: &VmiView, next: &Next, conds: &mut Vec<Cond>) {
+    fn conditions(&mut self, vmi: &VmiView, next: &Next, s: &mut Cow<'_, VmiStatus>) {
         let now = self.now;
-        let mut put = |kind: &str, wish: Keep| match wish {
+        let mut put = |kind: &str, wish: Keep<'_>| match wish {
             Keep::AsItIs => {}
-            Keep::Gone => condition::remove(conds, kind),
-            Keep::This(c) => condition::set(conds, c, now),
+            Keep::Gone if condition::find(&s.conditions, kind).is_none() => {}
+            Keep::Gone => condition::remove(&mut s.to_mut().conditions, kind),
+            Keep::This(c) if c.is_in(&s.conditions) => {}
+            Keep::This(c) => condition::set(&mut s.to_mut().conditions, c.into(), now),
         };
         let ready = if vmi.phase.is_final() { Keep::AsItIs } else { Keep::This(self.ready(next)) };
         let waits = self.vmi_waits(vmi, next.phase);
@@ -225,9 +245,9 @@ impl Vm {
         let (sync, mut scheduled) = (said(OWN[1]), said(OWN[2]));
         if let Some(claim) = waits.iter().find(|w| matches!(w, Wait::MissingClaim { .. })) {
             // KubeVirt tells it in both places.
-            scheduled = Some(Cond::new(OWN[2], false, "Unschedulable", claim.message()));
+            scheduled = Some(Said::new(OWN[2], false, "Unschedulable", claim.message()));
         }
-        let domain = self.domain().filter(|_| next.phase == Phase::Running).cloned();
+        let domain = self.domain().filter(|_| next.phase == Phase::Running);
         let silence_ends = self.silence_ends(next.phase);
         put(OWN[0], ready);
         put(OWN[1], sync.map_or(Keep::Gone, Keep::This));
@@ -236,15 +256,15 @@ impl Vm {
             (Some(d), _) => {
                 let paused = (d.state == DomainState::Paused).then(|| {
                     let by = if d.paused_reason.is_empty() { "PausedByUser" } else { &d.paused_reason };
-                    Cond::new("Paused", true, by, paused_words(by))
+                    Said::new("Paused", true, by, paused_words(by))
                 });
                 let known = d.state != DomainState::Deaf;
                 put(OWN[3], if known { paused.map_or(Keep::Gone, Keep::This) } else { Keep::AsItIs });
-                let agent = d.guest.agent_connected.then(|| Cond::new("AgentConnected", true, "", ""));
+                let agent = d.guest.agent_connected.then(|| Said::new("AgentConnected", true, "", ""));
                 put(OWN[4], if known { agent.map_or(Keep::Gone, Keep::This) } else { Keep::AsItIs });
                 let lacks = (d.guest.agent_connected && !d.guest.agent_lacks.is_empty()).then(|| {
                     let text = format!("the guest's agent does not have {}", d.guest.agent_lacks.join(", "));
-                    Cond::new("AgentVersionNotSupported", true, "CommandsMissing", text)
+                    Said::new("AgentVersionNotSupported", true, "CommandsMissing", text)
                 });
                 put(OWN[5], if known { lacks.map_or(Keep::Gone, Keep::This) } else { Keep::AsItIs });
             }
@@ -267,7 +287,7 @@ impl Vm {
         if next.phase == Phase::Running {
             let text = "this version of virtfold does not migrate running machines";
             for kind in [OWN[6], OWN[7]] {
-                put(kind, Keep::This(Cond::new(kind, false, "NotMigratable", text)));
+                put(kind, Keep::This(Said::new(kind, false, "NotMigratable", text)));
             }
         }
         if let Some(t) = silence_ends {
@@ -284,11 +304,13 @@ impl Vm {
         Some(since.after(SILENCE)).filter(|t| *t > self.now)
     }
 
-    fn ready(&self, next: &Next) -> Cond {
-        let not = |reason: &str, message: &str| Cond::new("Ready", false, reason, message);
+    fn ready(&self, next: &Next) -> Said<'_> {
+        fn not(reason: &'static str, message: impl Into<Cow<'static, str>>) -> Said<'static> {
+            Said::new("Ready", false, reason, message)
+        }
         match next.phase {
             Phase::Running => {}
-            Phase::Failed => return not("GuestNotRunning", &next.failure_words()),
+            Phase::Failed => return not("GuestNotRunning", next.failure_words()),
             Phase::Unset | Phase::Pending | Phase::Scheduling | Phase::Scheduled if self.current_pod().is_none() => {
                 return not("PodNotExists", "virt-launcher pod has not yet been scheduled");
             }
@@ -305,7 +327,7 @@ impl Vm {
             | Phase::Unknown => return not("GuestNotRunning", "Guest VM is not reported as running"),
         }
         if let Some((reason, message)) = self.unreachable() {
-            return not(reason, &message);
+            return not(reason, message);
         }
         let Some(pod) = self.current_pod() else {
             return not("PodNotExists", "virt-launcher pod has not yet been scheduled");
@@ -315,28 +337,25 @@ impl Vm {
         }
         match &pod.ready {
             None => not("PodConditionMissing", "virt-launcher pod is missing the Ready condition"),
-            Some(c) => Cond {
-                last_transition_time: c.last_transition_time.clone(),
-                ..Cond::new("Ready", c.is_true(), &c.reason, c.message.clone())
-            },
+            Some(c) => Said::new("Ready", c.is_true(), &c.reason, &c.message).since(c.last_transition_time.as_deref()),
         }
     }
 }
 
-enum Keep {
+enum Keep<'a> {
     AsItIs,
     Gone,
-    This(Cond),
+    This(Said<'a>),
 }
 
-struct Desired {
-    status: VmiStatus,
-    node_label: Option<String>,
-    boot_id: Option<String>,
+struct Desired<'v> {
+    status: Cow<'v, VmiStatus>,
+    node_label: Option<Cow<'v, str>>,
+    boot_id: Option<Cow<'v, str>>,
 }
 
 /// Appends the phase, and those before it that were too short to be written on their own.
-fn record_phase(s: &mut VmiStatus, phase: Phase, now: Timestamp) {
+fn record_phase(s: &mut Cow<'_, VmiStatus>, phase: Phase, now: Timestamp) {
     let path: &[Phase] = match phase {
         Phase::Scheduled => &[Phase::Scheduling, Phase::Scheduled],
         Phase::Unset | Phase::Unknown => &[],
@@ -348,63 +367,148 @@ fn record_phase(s: &mut VmiStatus, phase: Phase, now: Timestamp) {
     };
     for p in path {
         if !s.phase_transition_timestamps.iter().any(|t| t.phase == p.name()) {
-            s.phase_transition_timestamps
+            s.to_mut()
+                .phase_transition_timestamps
                 .push(api::PhaseTransition { phase: p.name().into(), phase_transition_timestamp: now.to_string() });
         }
     }
 }
 
-fn guest_facts(s: &mut VmiStatus, d: &Domain) {
+fn guest_facts(s: &mut Cow<'_, VmiStatus>, d: &Domain) {
     if d.state == DomainState::Deaf {
         return;
     }
-    s.interfaces = d.guest.interfaces.iter().map(interface).collect();
-    let os = serde_json::to_value(&d.guest.os).unwrap_or_default();
-    let filled: Map<String, Value> = match os {
-        Value::Object(m) => m.into_iter().filter(|(_, v)| v.as_str().is_some_and(|t| !t.is_empty())).collect(),
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => Map::new(),
-    };
-    s.guest_os_info = if filled.is_empty() { s.guest_os_info.take() } else { Value::Object(filled) };
-    if !d.guest.machine_type.is_empty() {
-        s.machine.insert("type".into(), json!(d.guest.machine_type));
+    let (seen, told) = (&d.guest.interfaces, &s.interfaces);
+    if seen.len() != told.len() || !seen.iter().zip(told).all(|(i, v)| is_object(v, &interface(i))) {
+        s.to_mut().interfaces = seen.iter().map(|i| object(&interface(i))).collect();
     }
-    s.fs_freeze_status = (d.guest.fs_freeze_status == "frozen").then(|| "frozen".to_owned());
+    let os = os(&d.guest.os);
+    if os.iter().any(|(_, part)| !part.is_empty()) && !is_object(&s.guest_os_info, &os) {
+        s.to_mut().guest_os_info = object(&os);
+    }
+    let machine = d.guest.machine_type.as_str();
+    if !machine.is_empty() && s.machine.get("type").and_then(Value::as_str) != Some(machine) {
+        s.to_mut().machine.insert("type".into(), json!(machine));
+    }
+    let frozen = (d.guest.fs_freeze_status == "frozen").then_some("frozen");
+    if s.fs_freeze_status.as_deref() != frozen {
+        s.to_mut().fs_freeze_status = frozen.map(str::to_owned);
+    }
 }
 
-fn interface(i: &InterfaceFacts) -> Value {
-    let mut m = Map::new();
-    let texts = [
-        ("name", &i.name),
-        ("mac", &i.mac),
-        ("ipAddress", &i.ip),
-        ("interfaceName", &i.interface_name),
-        ("infoSource", &i.info_source),
-        ("podInterfaceName", &i.pod_interface_name),
-        ("linkState", &i.link_state),
-    ];
-    for (k, v) in texts {
-        if !v.is_empty() {
-            m.insert(k.into(), json!(v));
+/// A value of an object in a status; one that is empty is left out.
+enum Part<'a> {
+    Text(&'a str),
+    Texts(&'a [String]),
+    Count(u32),
+}
+
+impl Part<'_> {
+    fn is_empty(&self) -> bool {
+        match self {
+            Self::Text(t) => t.is_empty(),
+            Self::Texts(all) => all.is_empty(),
+            Self::Count(n) => *n == 0,
         }
     }
-    if !i.ips.is_empty() {
-        m.insert("ipAddresses".into(), json!(i.ips));
+
+    fn is(&self, value: &Value) -> bool {
+        match self {
+            Self::Text(t) => value.as_str() == Some(t),
+            Self::Texts(all) => {
+                value.as_array().is_some_and(|v| v.iter().map(Value::as_str).eq(all.iter().map(|t| Some(t.as_str()))))
+            }
+            Self::Count(n) => value.as_u64() == Some(u64::from(*n)),
+        }
     }
-    if i.queue_count > 0 {
-        m.insert("queueCount".into(), json!(i.queue_count));
+
+    fn value(&self) -> Value {
+        match self {
+            Self::Text(t) => json!(t),
+            Self::Texts(all) => json!(all),
+            Self::Count(n) => json!(n),
+        }
     }
-    Value::Object(m)
+}
+
+fn object(parts: &[(&str, Part<'_>)]) -> Value {
+    parts.iter().filter(|(_, p)| !p.is_empty()).map(|(k, p)| ((*k).to_owned(), p.value())).collect::<Map<_, _>>().into()
+}
+
+/// Whether [`object`] would make this value.
+fn is_object(value: &Value, parts: &[(&str, Part<'_>)]) -> bool {
+    let filled = || parts.iter().filter(|(_, p)| !p.is_empty());
+    value
+        .as_object()
+        .is_some_and(|o| o.len() == filled().count() && filled().all(|(k, p)| o.get(*k).is_some_and(|v| p.is(v))))
+}
+
+fn os(os: &OsInfo) -> [(&'static str, Part<'_>); 8] {
+    let OsInfo { name, kernel_release, version, pretty_name, version_id, kernel_version, machine, id } = os;
+    [
+        ("name", Part::Text(name)),
+        ("kernelRelease", Part::Text(kernel_release)),
+        ("version", Part::Text(version)),
+        ("prettyName", Part::Text(pretty_name)),
+        ("versionId", Part::Text(version_id)),
+        ("kernelVersion", Part::Text(kernel_version)),
+        ("machine", Part::Text(machine)),
+        ("id", Part::Text(id)),
+    ]
+}
+
+fn interface(i: &InterfaceFacts) -> [(&'static str, Part<'_>); 9] {
+    [
+        ("name", Part::Text(&i.name)),
+        ("mac", Part::Text(&i.mac)),
+        ("ipAddress", Part::Text(&i.ip)),
+        ("interfaceName", Part::Text(&i.interface_name)),
+        ("infoSource", Part::Text(&i.info_source)),
+        ("podInterfaceName", Part::Text(&i.pod_interface_name)),
+        ("linkState", Part::Text(&i.link_state)),
+        ("ipAddresses", Part::Texts(&i.ips)),
+        ("queueCount", Part::Count(i.queue_count)),
+    ]
 }
 
 /// The fields of a status that differ, as a merge patch.
-fn diff(old: &VmiStatus, new: &VmiStatus) -> Map<String, Value> {
-    if old == new {
-        return Map::new();
-    }
-    let (Ok(Value::Object(a)), Ok(Value::Object(b))) = (serde_json::to_value(old), serde_json::to_value(new)) else {
-        return Map::new();
-    };
-    let mut out: Map<String, Value> = b.into_iter().filter(|(k, v)| a.get(k) != Some(v)).collect();
+fn diff(old: &VmiStatus, new: &Cow<'_, VmiStatus>) -> Map<String, Value> {
+    let Cow::Owned(new) = new else { return Map::new() };
+    // All of them, so that none is forgotten.
+    let VmiStatus {
+        phase,
+        reason,
+        node_name,
+        active_pods,
+        conditions,
+        interfaces,
+        phase_transition_timestamps,
+        virtual_machine_revision_name,
+        guest_os_info,
+        fs_freeze_status,
+        launcher_container_image_version,
+        qos_class,
+        memory,
+        machine,
+        volume_status,
+    } = new;
+    let mut out = Map::new();
+    changed(&mut out, "phase", &old.phase, phase);
+    changed(&mut out, "reason", &old.reason, reason);
+    changed(&mut out, "nodeName", &old.node_name, node_name);
+    changed(&mut out, "activePods", &old.active_pods, active_pods);
+    changed(&mut out, "conditions", &old.conditions, conditions);
+    changed(&mut out, "interfaces", &old.interfaces, interfaces);
+    changed(&mut out, "phaseTransitionTimestamps", &old.phase_transition_timestamps, phase_transition_timestamps);
+    changed(&mut out, "virtualMachineRevisionName", &old.virtual_machine_revision_name, virtual_machine_revision_name);
+    changed(&mut out, "guestOSInfo", &old.guest_os_info, guest_os_info);
+    changed(&mut out, "fsFreezeStatus", &old.fs_freeze_status, fs_freeze_status);
+    let image = &old.launcher_container_image_version;
+    changed(&mut out, "launcherContainerImageVersion", image, launcher_container_image_version);
+    changed(&mut out, "qosClass", &old.qos_class, qos_class);
+    changed(&mut out, "memory", &old.memory, memory);
+    changed(&mut out, "machine", &old.machine, machine);
+    changed(&mut out, "volumeStatus", &old.volume_status, volume_status);
     // A map is merged by a merge patch: pods that are no longer active have to be named.
     if let Some(Value::Object(pods)) = out.get_mut("activePods") {
         for gone in old.active_pods.keys().filter(|k| !new.active_pods.contains_key(*k)) {
@@ -424,4 +528,59 @@ fn is_urgent(old: &VmiStatus, new: &VmiStatus, phase: Phase) -> bool {
     let ready = |s: &VmiStatus| condition::is_true(&s.conditions, "Ready");
     let paused = |s: &VmiStatus| condition::is_true(&s.conditions, "Paused");
     phase == Phase::Running && (ready(new) != ready(old) || paused(old) != paused(new))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn every_field_of_a_status_that_changes_is_named_as_the_api_names_it() {
+        let text = || Some("x".to_owned());
+        let new = VmiStatus {
+            phase: "x".into(),
+            reason: text(),
+            node_name: text(),
+            active_pods: [("p".to_owned(), "n".to_owned())].into(),
+            conditions: vec![crate::condition::Cond::new("x", true, "", "")],
+            interfaces: vec![json!({})],
+            phase_transition_timestamps: vec![api::PhaseTransition::default()],
+            virtual_machine_revision_name: text(),
+            guest_os_info: json!({"id": "x"}),
+            fs_freeze_status: text(),
+            launcher_container_image_version: text(),
+            qos_class: text(),
+            memory: [("x".to_owned(), json!(1))].into(),
+            machine: [("x".to_owned(), json!(1))].into(),
+            volume_status: vec![json!({})],
+        };
+        let whole = serde_json::to_value(&new).unwrap();
+        assert_eq!(Value::Object(diff(&VmiStatus::default(), &Cow::Owned(new.clone()))), whole);
+        assert!(diff(&new, &Cow::Owned(new.clone())).is_empty());
+        let none = diff(&new, &Cow::Owned(VmiStatus::default()));
+        assert_eq!(none.len(), whole.as_object().unwrap().len());
+        assert_eq!(none["activePods"], json!({"p": null}));
+    }
+
+    #[test]
+    fn what_is_told_already_is_recognised() {
+        let mut facts = InterfaceFacts {
+            name: "default".into(),
+            ips: vec!["a".into(), "b".into()],
+            queue_count: 1,
+            ..Default::default()
+        };
+        let told = object(&interface(&facts));
+        assert_eq!(told, json!({"name": "default", "ipAddresses": ["a", "b"], "queueCount": 1}));
+        assert!(is_object(&told, &interface(&facts)));
+        facts.ips.pop();
+        assert!(!is_object(&told, &interface(&facts)));
+        let empty = OsInfo::default();
+        assert!(!is_object(&Value::Null, &os(&empty)));
+        let filled = OsInfo { id: "x".into(), ..empty };
+        let value = serde_json::to_value(&filled).unwrap();
+        assert!(os(&filled).iter().all(|(k, p)| p.is(&value[*k])), "{value}");
+        assert_eq!(value.as_object().unwrap().len(), os(&filled).len());
+    }
 }

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     NodeName, Timestamp,
-    condition::{self, Cond},
+    condition::{self, Said},
     domain::DomainState,
     node::SILENCE,
     observe::{ContainerState, Phase, PodView, Strategy, VmView, VmiView},
@@ -417,9 +417,9 @@ impl Wait {
     }
 
     /// The condition that carries it.
-    pub(super) fn condition(&self, kind: &str) -> Option<Cond> {
+    pub(super) fn condition<'a>(&'a self, kind: &'a str) -> Option<Said<'a>> {
         let (of, reason) = self.name();
-        (of == kind).then(|| Cond::new(kind, false, reason, self.message()))
+        (of == kind).then(|| Said::new(kind, false, reason, self.message()))
     }
 }
 
@@ -519,7 +519,8 @@ impl Vm {
 
     /// Why the last thing that was tried for the VM did not work; its condition Failure.
     pub(super) fn failure(&self, vm: &VmView) -> Option<Wait> {
-        if let Wish::Bad(text) = self.wish(vm) {
+        let wish = self.wish(vm);
+        if let Wish::Bad(text) = wish {
             return Some(Wait::Unsupported(text.into()));
         }
         if let Some(v) = self.vmi.get().filter(|_| self.own_vmi().is_none())
@@ -532,7 +533,7 @@ impl Vm {
                 self.key
             )));
         }
-        let wanted = match self.wish(vm) {
+        let wanted = match wish {
             Wish::Run { .. } => self.own_vmi().is_none() && vm.meta.deleting.is_none(),
             Wish::Stay | Wish::Stop | Wish::NotBefore(_) | Wish::Unhalt | Wish::Bad(_) => false,
         };

@@ -216,7 +216,7 @@ impl Reports {
             cell.node.insert(node.clone(), fact);
         }
         if let Some(state) = self.domain {
-            cell.domains.insert(pod.clone(), (Some(1), domain(state, 1)));
+            cell.domains.insert(pod.clone(), (Some(1), std::sync::Arc::new(domain(state, 1))));
         }
         if let Some(cause) = self.outcome {
             cell.outcomes.insert(pod.clone(), (node.clone(), outcome(cause)));
