@@ -77,6 +77,24 @@ pub struct Gateway {
 }
 
 #[derive(Debug)]
+/// A trace that begins with a write of a spec: the write is its root, and what follows from it hangs below.
+fn new_trace() -> String {
+    let (context, now) = (telemetry::TraceContext::random(), std::time::SystemTime::now());
+    telemetry::emit(telemetry::Step {
+        context,
+        cell: "",
+        operation: "write",
+        step: None,
+        parent: None,
+        begins: true,
+        start: now,
+        end: now,
+        attributes: Vec::new(),
+        error: None,
+    });
+    context.to_string()
+}
+
 pub(crate) struct Inner {
     config: Config,
     agents: agent::Agents,
@@ -99,7 +117,7 @@ impl Gateway {
             settings: &self.inner.config.settings,
             now: &now,
             uuid: &|| uuid::Uuid::new_v4().to_string(),
-            trace: &|| telemetry::TraceContext::random().to_string(),
+            trace: &new_trace,
         };
         admission::admit(input, &context)
     }

@@ -665,10 +665,11 @@ fn emit(key: &Key, f: &Finished) {
     let attributes = || vec![("k8s.namespace.name", key.namespace.clone()), ("kubevirt.vm.name", key.name.clone())];
     let step = |step, start, error| telemetry::Step {
         context,
-        cell: &f.cell,
+        cell: f.instance.as_str(),
         operation: f.step.operation(),
         step,
         parent: None,
+        begins: false,
         start: time(start),
         end: time(f.end),
         attributes: attributes(),

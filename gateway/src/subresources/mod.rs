@@ -99,7 +99,7 @@ async fn answer(inner: &Inner, request: Request<Body>) -> Result<Response, Statu
                 rest,
                 query: &query,
                 user: user(&parts).name,
-                traceparent: span.context.operation(&span.id, &span.operation).to_string(),
+                traceparent: span.own().to_string(),
             };
             let answer = async {
                 authorize(&asked, &parts).await?;
@@ -262,6 +262,11 @@ impl Span {
         }
     }
 
+    /// What follows from the request hangs under this.
+    fn own(&self) -> telemetry::TraceContext {
+        if self.context.is_root() { self.context } else { self.context.operation(&self.id, &self.operation) }
+    }
+
     fn end(self, asked: &Asked<'_>, refused: Option<&Status>) {
         telemetry::emit(telemetry::Step {
             context: self.context,
@@ -269,6 +274,7 @@ impl Span {
             operation: &self.operation,
             step: None,
             parent: None,
+            begins: self.context.is_root(),
             start: self.start,
             end: SystemTime::now(),
             attributes: vec![

@@ -278,6 +278,7 @@ impl Vm {
         if self.marks.is_stopping() != vmi.meta.deleting.is_some() && vmi.meta.deleting.is_some() {
             self.marks.begin_stop(now);
         }
+        self.marks.concerns(&vmi.vmi_uid());
         for (step, passed) in facts {
             if passed && (step.operation() == "stop") == self.marks.is_stopping() {
                 self.marks.reached(step, now);
@@ -288,15 +289,16 @@ impl Vm {
     /// Trace context of the operation that runs, in text form.
     pub fn traceparent(&self) -> Option<&str> {
         let of_vm = self.vm.get().and_then(|v| v.traceparent.as_deref());
-        of_vm.or_else(|| self.vmi.get().and_then(|v| v.traceparent.as_deref()))
+        let of_vmi = self.vmi.get().and_then(|v| v.traceparent.as_deref());
+        // A start belongs to the write that its instance was made from, a stop to the newest one.
+        if self.marks.is_stopping() { of_vm.or(of_vmi) } else { of_vmi.or(of_vm) }
     }
 
     /// Steps that ended since the last call, for the driver to make spans of.
     pub fn take_steps(&mut self) -> Vec<crate::trace::Finished> {
         let parent = self.traceparent().map(str::to_owned);
-        let uid = if self.vm.uid().is_empty() { self.vmi.uid() } else { self.vm.uid() };
         match parent {
-            Some(p) => self.marks.take(uid.as_str(), &p),
+            Some(p) => self.marks.take(&p),
             None => vec![],
         }
     }
