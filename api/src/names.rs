@@ -26,6 +26,20 @@ pub const LABEL_VM_NAME: &str = "vm.kubevirt.io/name";
 pub const LABEL_VMI_ID: &str = "vmi.kubevirt.io/id";
 /// Node label: launchers may be placed here.
 pub const LABEL_SCHEDULABLE: &str = "kubevirt.io/schedulable";
+/// Beginnings of labels of a node that say what guests can have there; followed by the name of a CPU model, of a CPU feature, of
+/// a machine type, and so on.
+pub mod node {
+    /// CPU models.
+    pub const CPU_MODEL: &str = "cpu-model.node.kubevirt.io/";
+    /// CPU features.
+    pub const CPU_FEATURE: &str = "cpu-feature.node.kubevirt.io/";
+    /// Vendor of the CPU.
+    pub const CPU_VENDOR: &str = "cpu-vendor.node.kubevirt.io/";
+    /// The CPU model of guests that ask for `host-model`.
+    pub const HOST_MODEL: &str = "host-model-cpu.node.kubevirt.io/";
+    /// Machine types.
+    pub const MACHINE_TYPE: &str = "machine-type.node.kubevirt.io/";
+}
 
 /// Annotation on a launcher pod: the VMI's name.
 pub const ANN_DOMAIN: &str = "kubevirt.io/domain";

@@ -76,6 +76,9 @@ pub enum Command {
     /// Run a launcher (started in a pod)
     #[command(hide = true)]
     Launcher(Launcher),
+    /// Ask the guest of the launcher in the same container (a pod's probe)
+    #[command(hide = true)]
+    GuestProbe(GuestProbe),
 }
 
 /// `virtfold up`.
@@ -466,6 +469,20 @@ pub struct Launcher {
     /// Collector of traces.
     #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
     pub otlp_endpoint: Option<String>,
+}
+
+/// `virtfold guest-probe`, as a launcher pod's probes call it.
+#[derive(Debug, Clone, Args)]
+pub struct GuestProbe {
+    /// The folder of the launcher's socket.
+    #[arg(long, default_value = "/run/virtfold")]
+    pub share_dir: PathBuf,
+    /// Seconds until there has to be an answer.
+    #[arg(long, default_value_t = 1)]
+    pub timeout_seconds: u64,
+    /// What to run in the guest; nothing: ask whether its agent answers.
+    #[arg(last = true)]
+    pub command: Vec<String>,
 }
 
 #[cfg(test)]
