@@ -177,11 +177,12 @@ pub struct Status {
 #[derive(Debug, Clone, Args)]
 #[command(
     after_help = "The answer comes from the controller that leads and from its journal; it needs the right to get \
-    virtualmachines/explain (or virtualmachineinstances/explain) in subresources.kubevirt.io, which the role `view` has. \
+    virtualmachines/explain (virtualmachineinstances/explain, virtualmachineinstancereplicasets/explain, nodes/explain) in \
+    subresources.kubevirt.io, which the role `view` has. \
     With --journal it comes from the files alone, without a cluster. docs/explain.md describes the JSON."
 )]
 pub struct Explain {
-    /// The machine: NAME, vm/NAME, vmi/NAME, or the name of its launcher pod: pod/NAME
+    /// The machine: NAME, vm/NAME, vmi/NAME, or its launcher pod: pod/NAME. A set: vmirs/NAME. A node: node/NAME
     #[arg(value_name = "VM", required = true, num_args = 1..=2)]
     pub machine: Vec<String>,
     /// Read a controller's journal in this folder instead of asking the cluster

@@ -38,8 +38,14 @@ pub enum Authorization {
 
 /// Answers "why": the leading controller, wherever it is.
 pub trait Explain: Send + Sync {
-    /// The explanation of a machine that exists, as JSON, or what to say instead.
-    fn explain(&self, namespace: &str, name: &str) -> BoxFuture<'static, Result<serde_json::Value, Status>>;
+    /// The explanation of what exists, as JSON, or what to say instead. The resource is `virtualmachines`,
+    /// `virtualmachineinstances`, `virtualmachineinstancereplicasets` or `nodes`, which have no namespace.
+    fn explain(
+        &self,
+        resource: &str,
+        namespace: &str,
+        name: &str,
+    ) -> BoxFuture<'static, Result<serde_json::Value, Status>>;
 }
 
 /// What a gateway is told when it is made.

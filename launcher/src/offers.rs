@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
+use tokio::process::{Child, Command};
 
 use crate::hypervisor::qemu::qmp::Qmp;
 use crate::machine::Accelerator;
@@ -32,21 +33,8 @@ pub struct Offers {
 
 /// Asks the QEMU binary `qemu`. The error says at what it failed.
 pub async fn offers(qemu: &Path, accelerator: Accelerator) -> Result<Offers, String> {
-    let asked = async {
-        let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
-        ours.set_nonblocking(true)?;
-        let (input, output) = (OwnedFd::from(theirs.try_clone()?), OwnedFd::from(theirs));
-        let child = tokio::process::Command::new(qemu)
-            .args(["-nodefaults", "-no-user-config", "-display", "none", "-qmp", "stdio", "-machine"])
-            .arg(format!("none,accel={}", accelerator.word()))
-            .stdin(Stdio::from(input))
-            .stdout(Stdio::from(output))
-            .stderr(Stdio::null())
-            .kill_on_drop(true)
-            .spawn()?;
-        Ok::<_, std::io::Error>((child, UnixStream::from_std(ours)?))
-    };
-    let (mut child, stream) = asked.await.map_err(|e| format!("running {}: {e}", qemu.display()))?;
+    let begun = begin(qemu, accelerator);
+    let (mut child, stream) = begun.map_err(|e| format!("running {}: {e}", qemu.display()))?;
     let (qmp, _events) = Qmp::connect(stream);
     let answers = async {
         qmp.execute("qmp_capabilities", Value::Null).await?;
@@ -63,6 +51,22 @@ pub async fn offers(qemu: &Path, accelerator: Accelerator) -> Result<Offers, Str
     };
     let _ = child.kill().await;
     offers
+}
+
+/// A QEMU without a machine, and the way to its monitor.
+fn begin(qemu: &Path, accelerator: Accelerator) -> std::io::Result<(Child, UnixStream)> {
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
+    ours.set_nonblocking(true)?;
+    let (input, output) = (OwnedFd::from(theirs.try_clone()?), OwnedFd::from(theirs));
+    let child = Command::new(qemu)
+        .args(["-nodefaults", "-no-user-config", "-display", "none", "-qmp", "stdio", "-machine"])
+        .arg(format!("none,accel={}", accelerator.word()))
+        .stdin(Stdio::from(input))
+        .stdout(Stdio::from(output))
+        .stderr(Stdio::null())
+        .kill_on_drop(true)
+        .spawn()?;
+    Ok((child, UnixStream::from_std(ours)?))
 }
 
 fn list(v: &Value) -> impl Iterator<Item = &Value> {

@@ -11,6 +11,9 @@ use proto::launcher::launcher_client::LauncherClient;
 use tokio::net::UnixStream;
 use tonic::transport::{Endpoint, Uri};
 
+/// The launcher keeps to the limit; this is for the way to it.
+const SLACK: Duration = Duration::from_millis(500);
+
 /// Runs `command` inside of the guest, or, where that is empty, asks whether the guest's agent answers. What comes back is the
 /// exit code and what the command wrote; the error says why there is none.
 pub async fn ask(share: &Path, command: Vec<String>, limit: Duration) -> Result<(i32, String), String> {
@@ -28,7 +31,7 @@ pub async fn ask(share: &Path, command: Vec<String>, limit: Duration) -> Result<
         let answer = LauncherClient::new(channel).probe(ProbeRequest { command, limit_ms }).await;
         answer.map(|reply| reply.into_inner()).map_err(|status| status.message().to_owned())
     };
-    match tokio::time::timeout(limit, asked).await {
+    match tokio::time::timeout(limit + SLACK, asked).await {
         Ok(answer) => answer.map(|reply| (reply.exit, reply.message)),
         Err(_) => Err(format!("no answer within {limit:?}")),
     }

@@ -53,7 +53,7 @@ impl Accelerator {
             _ => None,
         };
         let host_model = o.cpu_models.iter().filter(|m| **m == self.cpu_model);
-        let named = |prefix: &'static str, names: &'_ [String]| names.iter().map(|n| format!("{prefix}{n}")).collect();
+        let named = |prefix: &str, all: &[String]| all.iter().map(|n| format!("{prefix}{n}")).collect();
         let all: [Vec<String>; 5] = [
             named(names::node::CPU_MODEL, &o.cpu_models),
             named(names::node::CPU_FEATURE, &o.cpu_features),

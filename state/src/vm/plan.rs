@@ -11,7 +11,7 @@ use super::{
 use crate::{
     Millis, Timestamp,
     object::{Class, CommandId, Kind, ObjectRef},
-    observe::{Strategy, VmView, VmiView},
+    observe::{Phase, Strategy, VmView, VmiView},
     trace::Step,
 };
 use api::names;
@@ -40,6 +40,7 @@ impl Vm {
         self.plan_existence(&mut out);
         self.plan_revision(&mut out);
         self.plan_pod(&mut out);
+        self.plan_pod_annotations(&mut out);
         self.plan_vmi(&mut out);
         self.plan_instructions(&mut out);
         self.plan_acknowledgements(&mut out);
@@ -196,13 +197,15 @@ impl Vm {
         let news = match at {
             At::Vm => self.vm.writes(&essence, now),
             At::Vmi => self.vmi.writes(&essence, now),
-            At::Pod | At::Revision | At::Agent => true,
+            At::Pod => self.pod.writes(&essence, now),
+            At::Revision | At::Agent => true,
         };
         if !news {
             let free = match at {
                 At::Vm => self.vm.free_at(now),
                 At::Vmi => self.vmi.free_at(now),
-                At::Pod | At::Revision | At::Agent => None,
+                At::Pod => self.pod.free_at(now),
+                At::Revision | At::Agent => None,
             };
             if let Some(t) = free {
                 self.want_wake(t);
@@ -253,12 +256,21 @@ impl Vm {
         }
     }
 
+    fn is_new_and_bare(&self, vmi: &VmiView) -> bool {
+        vmi.owner.is_none() && self.vm.get().is_none() && vmi.phase <= Phase::Pending && vmi.meta.deleting.is_none()
+    }
+
     /// Notes which boundaries of the running operation have been passed.
     fn mark(&mut self) {
+        let now = self.now;
+        // The start of an instance that no machine made begins with its creation, which somebody else has done.
+        if let Some(made) = self.vmi.get().filter(|v| !self.marks.running() && self.is_new_and_bare(v)).map(|v| v.meta.created) {
+            self.marks.begin(made.unwrap_or(now).min(now));
+            self.marks.reached(Step::Create, now);
+        }
         if !self.marks.running() && self.vmi.get().is_none_or(|v| v.meta.deleting.is_none()) {
             return;
         }
-        let now = self.now;
         let Some(vmi) = self.vmi.get().cloned() else {
             if self.vmi.is_absent() {
                 self.marks.reached(Step::Teardown, now);
@@ -271,7 +283,7 @@ impl Vm {
             (Step::Prepare, pod.as_ref().is_some_and(|p| p.can_start())),
             (Step::Authorise, !vmi.status.active_pods.is_empty()),
             (Step::Boot, self.domain().is_some_and(|d| d.state == crate::domain::DomainState::Running)),
-            (Step::Publish, vmi.phase == crate::observe::Phase::Running),
+            (Step::Publish, vmi.phase == Phase::Running),
             (Step::GuestAgent, self.domain().is_some_and(|d| d.guest.agent_connected)),
             (Step::Shutdown, vmi.meta.deleting.is_some() && vmi.phase.is_final()),
         ];

@@ -472,7 +472,7 @@ pub(crate) fn container(message: &str) -> String {
 }
 
 /// What helps a write that was refused, by the server's words.
-fn refused(message: &str) -> String {
+pub(crate) fn refused(message: &str) -> String {
     let way = if message.contains("exceeded quota") {
         "raise the ResourceQuota of the namespace, or remove what uses it up"
     } else if message.contains("webhook") {
