@@ -83,6 +83,11 @@ pub struct Gateway {
 }
 
 #[derive(Debug)]
+pub(crate) struct Inner {
+    config: Config,
+    agents: agent::Agents,
+}
+
 /// A trace that begins with a write of a spec: the write is its root, and what follows from it hangs below.
 fn new_trace() -> String {
     let (context, now) = (telemetry::TraceContext::random(), std::time::SystemTime::now());
@@ -99,11 +104,6 @@ fn new_trace() -> String {
         error: None,
     });
     context.to_string()
-}
-
-pub(crate) struct Inner {
-    config: Config,
-    agents: agent::Agents,
 }
 
 impl Gateway {
