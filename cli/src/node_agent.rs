@@ -116,7 +116,8 @@ async fn serve(config: AgentConfig, outside: File) -> anyhow::Result<()> {
     let state_dir = node.data.join("state");
     // What the agent remembers of an earlier answer is ours to give: `--use-emulation` may have come or gone.
     let _ = std::fs::remove_file(state_dir.join("accelerator.json"));
-    let found = node_agent::Accelerator { name: accelerator.name, cpu_model: CPU_MODEL.into(), offers: accelerator.offers };
+    let found =
+        node_agent::Accelerator { name: accelerator.name, cpu_model: CPU_MODEL.into(), offers: accelerator.offers };
     let lease = reconcilers::LeaseConfig::default();
     let agent = node_agent::run(node_agent::Config {
         node_name: node.name.clone(),

@@ -534,11 +534,15 @@ mod tests {
                     "guest-get-osinfo" => json!({"return": {"id": "debian", "pretty-name": "Debian\u{1b}[2J"}}),
                     "guest-get-host-name" => json!({"return": {"host-name": "web"}}),
                     "guest-fsfreeze-status" => json!({"return": "thawed"}),
-                    "guest-exec" if request["arguments"]["path"] == "/bin/none" => json!({"error": {"desc": "No such file"}}),
+                    "guest-exec" if request["arguments"]["path"] == "/bin/none" => {
+                        json!({"error": {"desc": "No such file"}})
+                    }
                     "guest-exec" => json!({"return": {"pid": request["arguments"]["arg"].as_array().unwrap().len()}}),
                     "guest-exec-status" => match request["arguments"]["pid"].as_i64().unwrap() {
                         0 => json!({"return": {"exited": false}}),
-                        1 => json!({"return": {"exited": true, "exitcode": 3, "out-data": "b3V0", "err-data": "ZXJyCg=="}}),
+                        1 => {
+                            json!({"return": {"exited": true, "exitcode": 3, "out-data": "b3V0", "err-data": "ZXJyCg=="}})
+                        }
                         _ => json!({"return": {"exited": true, "signal": 9}}),
                     },
                     "guest-network-get-interfaces" => json!({"return": [

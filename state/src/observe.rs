@@ -261,7 +261,9 @@ impl Project for VmView {
             uses_running: raw.spec.running.is_some(),
             claims: spec.map(|s| claims(&s)).unwrap_or_default(),
             template: Template::of(&raw.spec.template),
-            following: following(|k| Some(raw.spec.template.get("metadata")?.get("annotations")?.get(k)?.as_str()?.to_owned())),
+            following: following(|k| {
+                Some(raw.spec.template.get("metadata")?.get("annotations")?.get(k)?.as_str()?.to_owned())
+            }),
             fenced: raw.metadata.annotations.get(names::ANN_FENCED).and_then(|w| serde_json::from_str(w).ok()),
             traceparent: raw.metadata.annotations.get(names::ANN_TRACEPARENT).cloned(),
             changed_by: raw.metadata.annotations.get(names::ANN_CHANGED_BY).cloned(),

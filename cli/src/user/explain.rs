@@ -211,11 +211,20 @@ mod tests {
     }
 
     #[test]
-    fn pods_are_told_from_machines() {
-        assert_eq!(pod(&words("pod/a")), Some("a"));
-        assert_eq!(pod(&words("pods a")), Some("a"));
-        for other in ["vm/a", "a", "pod/", "pod/a/b"] {
-            assert_eq!(pod(&words(other)), None, "{other}");
+    fn what_is_named_is_told_apart() {
+        let machine = |kind| Named::Machine(Machine { kind, name: "a".into() });
+        for (text, what) in [
+            ("pod/a", Named::Pod("a".into())),
+            ("pods a", Named::Pod("a".into())),
+            ("vmirs/a", Named::Set("a".into())),
+            ("node a", Named::Node("a".into())),
+            ("vmi/a", machine(Kind::Vmi)),
+            ("a", machine(Kind::Vm)),
+        ] {
+            assert_eq!(named(&words(text)).unwrap(), what, "{text}");
+        }
+        for wrong in ["pod/", "pod/a/b", "node/", "bus/a", "a b c"] {
+            assert!(named(&words(wrong)).is_err(), "{wrong}");
         }
     }
 

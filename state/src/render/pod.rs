@@ -587,7 +587,8 @@ mod tests {
         let ssd = json!({"key": "disk", "operator": "Exists"});
         let mut users = required(json!([{"matchExpressions": [ssd]}, {"matchFields": []}]));
         users["podAffinity"] = json!({"x": 1});
-        let mut both = required(json!([{"matchExpressions": [ssd, without]}, {"matchFields": [], "matchExpressions": [without]}]));
+        let mut both =
+            required(json!([{"matchExpressions": [ssd, without]}, {"matchFields": [], "matchExpressions": [without]}]));
         both["podAffinity"] = json!({"x": 1});
         let forbid = json!({"cpu": {"features": [{"name": "f", "policy": "forbid"}]}});
         assert_eq!(placed(forbid, users).1, both);
@@ -600,13 +601,15 @@ mod tests {
             v["spec"]["readinessProbe"] = readiness;
             v["spec"]["livenessProbe"] = liveness;
             let pod = render(&v, "p", "i").unwrap();
-            let overhead: u64 = pod["metadata"]["annotations"]["kubevirt.io/memory-overhead-bytes"].as_str().unwrap().parse().unwrap();
+            let overhead: u64 =
+                pod["metadata"]["annotations"]["kubevirt.io/memory-overhead-bytes"].as_str().unwrap().parse().unwrap();
             let more = overhead - memory_overhead(256 * MIB, 2, true);
             let c = pod["spec"]["containers"][0].clone();
             (c["readinessProbe"].clone(), c["livenessProbe"].clone(), more / MIB)
         };
         let ask = |limit: &str, more: &[&str]| {
-            let mut c = vec!["/usr/bin/virtfold", "guest-probe", "--share-dir", "/run/virtfold", "--timeout-seconds", limit];
+            let mut c =
+                vec!["/usr/bin/virtfold", "guest-probe", "--share-dir", "/run/virtfold", "--timeout-seconds", limit];
             c.extend(more);
             json!({"command": c})
         };

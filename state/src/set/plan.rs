@@ -303,10 +303,8 @@ impl Set {
             return w;
         }
         if set.paused {
-            let unblock = format!(
-                "kubectl patch vmirs {} --type=merge -p '{{\"spec\":{{\"paused\":false}}}}'",
-                set.meta.name
-            );
+            let unblock =
+                format!("kubectl patch vmirs {} --type=merge -p '{{\"spec\":{{\"paused\":false}}}}'", set.meta.name);
             let text = "it makes and deletes nothing while spec.paused is set".into();
             wait(WaitKind::Person, "somebody to resume it".into(), (PAUSED, "Paused"), text, unblock);
         }

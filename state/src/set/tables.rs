@@ -71,7 +71,8 @@ fn sets() -> [(&'static str, Value); 3] {
         merge(&mut s, &patch);
         s
     };
-    let going = json!({"metadata": {"deletionTimestamp": "1970-01-01T00:10:00Z", "finalizers": ["foregroundDeletion"]}});
+    let going =
+        json!({"metadata": {"deletionTimestamp": "1970-01-01T00:10:00Z", "finalizers": ["foregroundDeletion"]}});
     [("one is wanted", set(1)), ("paused", with(json!({"spec": {"paused": true}}))), ("being deleted", with(going))]
 }
 

@@ -264,7 +264,9 @@ impl Vm {
     fn mark(&mut self) {
         let now = self.now;
         // The start of an instance that no machine made begins with its creation, which somebody else has done.
-        if let Some(made) = self.vmi.get().filter(|v| !self.marks.running() && self.is_new_and_bare(v)).map(|v| v.meta.created) {
+        if let Some(made) =
+            self.vmi.get().filter(|v| !self.marks.running() && self.is_new_and_bare(v)).map(|v| v.meta.created)
+        {
             self.marks.begin(made.unwrap_or(now).min(now));
             self.marks.reached(Step::Create, now);
         }

@@ -515,7 +515,9 @@ fn rule_1_13_annotations_for_a_descheduler_follow_the_template_into_instance_and
     let pod = pod_uid(&w);
     let seen = |w: &World, kind: Kind, key: &str| w.get(kind).unwrap()["metadata"]["annotations"].get(key).cloned();
     let template = |value: Value| json!({"template": {"metadata": {"annotations": {evict: value, other: "x"}}}});
-    for (value, shown) in [(json!("true"), Some(json!("true"))), (json!("false"), Some(json!("false"))), (Value::Null, None)] {
+    for (value, shown) in
+        [(json!("true"), Some(json!("true"))), (json!("false"), Some(json!("false"))), (Value::Null, None)]
+    {
         let n = w.writes.len();
         w.edit_spec(template(value));
         w.settle(10_000);
