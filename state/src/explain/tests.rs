@@ -506,6 +506,7 @@ fn what_others_say_of_pod_and_claims_is_evidence() {
     assert!(e.summary.contains("secret \"s\" not found") && !e.summary.contains("older"), "{}", e.summary);
     // A guest whose probe fails is no problem of the node, but people want to know what the probe said.
     let mut w = running("Always");
+    w.kubelet = false;
     let unready = json!([{"type": "Ready", "status": "False", "reason": "ContainersNotReady", "message": "[compute]"}]);
     w.edit(Kind::Pod, json!({"status": {"conditions": unready}}));
     w.settle(5_000);

