@@ -91,6 +91,9 @@ pub struct Marks {
     /// What the driver took is no input of a step, so it is not in what is recorded.
     #[serde(skip)]
     sent: usize,
+    /// Of the operation before, what nobody has taken.
+    #[serde(skip)]
+    left: Vec<Finished>,
     order: Vec<Step>,
     stopping: bool,
     /// The instance that it is about: the last step ends when that is gone.
@@ -101,7 +104,9 @@ pub struct Marks {
 impl Marks {
     /// The operation begins.
     pub fn begin(&mut self, at: Timestamp) {
-        *self = Self { began: Some(at), last: Some(at), ..Self::default() };
+        // What ended in this very step is still to be told.
+        let left = self.fresh();
+        *self = Self { began: Some(at), last: Some(at), left, ..Self::default() };
     }
 
     /// The instance that the running operation is about.
@@ -147,8 +152,8 @@ impl Marks {
         self.order.iter().filter_map(|s| self.ended.get(s).map(|(from, to)| (*s, *from, *to))).collect()
     }
 
-    /// Steps that ended since the last call.
-    pub fn take(&mut self, traceparent: &str) -> Vec<Finished> {
+    /// Steps of the running operation that nobody has taken.
+    fn fresh(&self) -> Vec<Finished> {
         let fresh = self.order.get(self.sent..).unwrap_or_default();
         let finished = fresh.iter().filter_map(|step| {
             let (start, end) = *self.ended.get(step)?;
@@ -156,15 +161,22 @@ impl Marks {
             Some(Finished {
                 step: *step,
                 instance: self.instance.clone(),
-                traceparent: traceparent.to_owned(),
+                traceparent: String::new(),
                 start,
                 end,
                 error: None,
                 closes: self.began.filter(|_| last),
             })
         });
-        let out = finished.collect();
+        finished.collect()
+    }
+
+    /// Steps that ended since the last call.
+    pub fn take(&mut self, traceparent: &str) -> Vec<Finished> {
+        let mut out = std::mem::take(&mut self.left);
+        out.extend(self.fresh());
         self.sent = self.order.len();
+        out.iter_mut().for_each(|f| f.traceparent = traceparent.to_owned());
         out
     }
 }
@@ -189,5 +201,13 @@ mod tests {
         assert_eq!((f[0].start, f[0].end, f[0].closes), (Timestamp(5), Timestamp(7), None));
         assert_eq!((f[1].start, f[1].end, f[1].closes), (Timestamp(7), Timestamp(11), Some(Timestamp(5))));
         assert!(m.take("t").is_empty());
+        // The end of one operation can be the beginning of the next.
+        m.begin_stop(Timestamp(20));
+        m.reached(Step::Teardown, Timestamp(30));
+        m.begin(Timestamp(30));
+        m.reached(Step::Create, Timestamp(31));
+        let told: Vec<_> = m.take("t").iter().map(|f| (f.step, f.end, f.closes)).collect();
+        let stop = (Step::Teardown, Timestamp(30), Some(Timestamp(20)));
+        assert_eq!(told, [stop, (Step::Create, Timestamp(31), None)]);
     }
 }
