@@ -26,6 +26,22 @@ pub const LABEL_VM_NAME: &str = "vm.kubevirt.io/name";
 pub const LABEL_VMI_ID: &str = "vmi.kubevirt.io/id";
 /// Node label: launchers may be placed here.
 pub const LABEL_SCHEDULABLE: &str = "kubevirt.io/schedulable";
+/// VMI label: its launcher is of another image than the controller would take today.
+pub const LABEL_OUTDATED: &str = "kubevirt.io/outdatedLauncherImage";
+/// Beginnings of labels of a node that say what guests can have there; followed by the name of a CPU model, of a CPU feature, of
+/// a machine type, and so on.
+pub mod node {
+    /// CPU models.
+    pub const CPU_MODEL: &str = "cpu-model.node.kubevirt.io/";
+    /// CPU features.
+    pub const CPU_FEATURE: &str = "cpu-feature.node.kubevirt.io/";
+    /// Vendor of the CPU.
+    pub const CPU_VENDOR: &str = "cpu-vendor.node.kubevirt.io/";
+    /// The CPU model of guests that ask for `host-model`.
+    pub const HOST_MODEL: &str = "host-model-cpu.node.kubevirt.io/";
+    /// Machine types.
+    pub const MACHINE_TYPE: &str = "machine-type.node.kubevirt.io/";
+}
 
 /// Annotation on a launcher pod: the VMI's name.
 pub const ANN_DOMAIN: &str = "kubevirt.io/domain";
@@ -51,6 +67,9 @@ pub const ANN_BOOT_ID: &str = "virtfold.io/boot-id";
 /// Annotation on a VM (a bare VMI carries its own): which fact about its node proved that its machine had stopped there.
 pub const ANN_FENCED: &str = "virtfold.io/fenced";
 
+/// Annotations of a template that follow it into a running instance and its pod: what a descheduler may do.
+pub const ANN_FOLLOWING: [&str; 2] =
+    ["descheduler.alpha.kubernetes.io/evict", "descheduler.alpha.kubernetes.io/prefer-no-eviction"];
 /// Readiness gate of the launcher pod, written by the node agent.
 pub const GATE_UNPAUSED: &str = "kubevirt.io/virtual-machine-unpaused";
 /// Out-of-service taint, the fact that fences a node.

@@ -78,6 +78,9 @@ pub enum Command {
     /// Run a launcher (started in a pod)
     #[command(hide = true)]
     Launcher(Launcher),
+    /// Ask the guest of the launcher in the same container (a pod's probe)
+    #[command(hide = true)]
+    GuestProbe(GuestProbe),
 }
 
 /// `virtfold up`.
@@ -202,11 +205,12 @@ pub struct Status {
 #[derive(Debug, Clone, Args)]
 #[command(
     after_help = "The answer comes from the controller that leads and from its journal; it needs the right to get \
-    virtualmachines/explain (or virtualmachineinstances/explain) in subresources.kubevirt.io, which the role `view` has. \
+    virtualmachines/explain (virtualmachineinstances/explain, virtualmachineinstancereplicasets/explain, nodes/explain) in \
+    subresources.kubevirt.io, which the role `view` has. \
     With --journal it comes from the files alone, without a cluster. docs/explain.md describes the JSON."
 )]
 pub struct Explain {
-    /// The machine: NAME, vm/NAME, vmi/NAME, or the name of its launcher pod: pod/NAME
+    /// The machine: NAME, vm/NAME, vmi/NAME, or its launcher pod: pod/NAME. A set: vmirs/NAME. A node: node/NAME
     #[arg(value_name = "VM", required = true, num_args = 1..=2)]
     pub machine: Vec<String>,
     /// Read a controller's journal in this folder instead of asking the cluster
@@ -544,6 +548,20 @@ pub struct Launcher {
     /// Collector of traces.
     #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
     pub otlp_endpoint: Option<String>,
+}
+
+/// `virtfold guest-probe`, as a launcher pod's probes call it.
+#[derive(Debug, Clone, Args)]
+pub struct GuestProbe {
+    /// The folder of the launcher's socket.
+    #[arg(long, default_value = "/run/virtfold")]
+    pub share_dir: PathBuf,
+    /// Seconds until there has to be an answer.
+    #[arg(long, default_value_t = 1)]
+    pub timeout_seconds: u64,
+    /// What to run in the guest; nothing: ask whether its agent answers.
+    #[arg(last = true)]
+    pub command: Vec<String>,
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! `virtfold launcher`: one process per virtual machine, in its pod.
+//! `virtfold launcher`: one process per virtual machine, in its pod; and `virtfold guest-probe`, which asks it about the guest.
 
 use std::time::Duration;
 
@@ -26,4 +26,16 @@ pub fn run(options: args::Launcher) -> anyhow::Result<u8> {
     });
     runtime.shutdown_background();
     Ok(u8::try_from(code?).unwrap_or(1))
+}
+
+/// Asks once. The exit code is that of the command in the guest, as far as it is one of a probe; 1 where there is no answer.
+pub fn probe(options: args::GuestProbe) -> anyhow::Result<u8> {
+    let limit = Duration::from_secs(options.timeout_seconds);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let answer = runtime.block_on(launcher::probe::ask(&options.share_dir, options.command, limit));
+    let (exit, message) = answer.map_err(anyhow::Error::msg)?;
+    if !message.is_empty() {
+        println!("{message}");
+    }
+    Ok(u8::try_from(exit).unwrap_or(1))
 }

@@ -57,6 +57,7 @@ fn main() -> ExitCode {
         Command::SimulateNodes(options) => simulate_nodes::run(options),
         Command::NodeAgent { config } => node_agent::run(&config),
         Command::Launcher(options) => launcher::run(options),
+        Command::GuestProbe(options) => launcher::probe(options),
         other => user::run(other),
     };
     end(result)

@@ -14,6 +14,7 @@ use embedded::pods::{self, Network};
 use embedded::procs::ProcessId;
 use kube::Client;
 use kube::config::Kubeconfig;
+use launcher::machine::Accelerator;
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -118,7 +119,8 @@ async fn serve(config: AgentConfig, outside: File) -> anyhow::Result<()> {
     let state_dir = node.data.join("state");
     // What the agent remembers of an earlier answer is ours to give: `--use-emulation` may have come or gone.
     let _ = std::fs::remove_file(state_dir.join("accelerator.json"));
-    let found = node_agent::Accelerator { name: accelerator.name, cpu_model: CPU_MODEL.into() };
+    let found =
+        node_agent::Accelerator { name: accelerator.name, cpu_model: CPU_MODEL.into(), offers: accelerator.offers };
     let lease = reconcilers::LeaseConfig::default();
     let agent = node_agent::run(node_agent::Config {
         node_name: node.name.clone(),
@@ -188,15 +190,14 @@ struct Found {
     boot: String,
     name: String,
     reason: String,
+    /// What guests can have under it.
+    offers: node_agent::Offers,
 }
 
 /// Asked once per boot for the whole machine: the first agent looks, the others wait for its answer.
 async fn accelerator(config: &AgentConfig) -> Found {
     let boot = ProcessId::of(std::process::id().cast_signed()).map(|id| id.boot).unwrap_or_default();
-    if config.use_emulation {
-        return Found { boot, name: "tcg".into(), reason: "--use-emulation".into() };
-    }
-    let file = config.layout.data("accelerator.json");
+    let file = config.layout.data(if config.use_emulation { "emulation.json" } else { "accelerator.json" });
     let lock = config.layout.data("accelerator.lock");
     let locked = tokio::task::spawn_blocking(move || {
         let file = File::create(lock).ok()?;
@@ -207,8 +208,30 @@ async fn accelerator(config: &AgentConfig) -> Found {
     if let Some(known) = known.filter(|k| k.boot == boot) {
         return known;
     }
-    let verdict = launcher::accelerator::probe(Path::new("qemu-system-x86_64"), CPU_MODEL).await;
-    let found = Found { boot, name: verdict.accelerator.word().into(), reason: verdict.reason };
+    let qemu = Path::new("qemu-system-x86_64");
+    let (accelerator, reason) = match config.use_emulation {
+        true => (Accelerator::Tcg, "--use-emulation".into()),
+        false => {
+            let verdict = launcher::accelerator::probe(qemu, CPU_MODEL).await;
+            (verdict.accelerator, verdict.reason)
+        }
+    };
+    let asked = launcher::offers::offers(qemu, accelerator).await;
+    let known = asked.is_ok();
+    let offers = asked.unwrap_or_else(|error| {
+        tracing::warn!(error, "the hypervisor does not say what guests can have; the node gets no labels for it");
+        launcher::offers::Offers::default()
+    });
+    let offers = node_agent::Offers {
+        cpu_models: offers.cpu_models,
+        cpu_features: offers.cpu_features,
+        cpu_vendor: offers.cpu_vendor,
+        machine_types: offers.machine_types,
+    };
+    let found = Found { boot, name: accelerator.word().into(), reason, offers };
+    if !known {
+        return found;
+    }
     if let Ok(text) = serde_json::to_vec_pretty(&found) {
         let _ = embedded::pki::write_private(&file, &text);
     }

@@ -4,6 +4,7 @@
 
 mod client;
 mod crd;
+mod eventually;
 mod extensions;
 mod http;
 mod kubectl;

@@ -379,6 +379,7 @@ async fn a_launcher_is_confined_has_its_volumes_and_ends_with_its_message() {
                     "readinessGates": [{"conditionType": "kubevirt.io/virtual-machine-unpaused"}],
                     "containers": [{
                         "readinessProbe": {"tcpSocket": {"port": 7001}, "periodSeconds": 1},
+                        "livenessProbe": {"exec": {"command": ["/bin/sh", "-c", "id -u > /run/virtfold/asked"]}, "periodSeconds": 1},
                         "resources": {"limits": {"memory": "256Mi"}},
                         "env": [{"name": "POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
                             {"name": "KEY", "valueFrom": {"configMapKeyRef": {"name": "m", "key": "key"}}}],
@@ -486,6 +487,13 @@ async fn a_launcher_is_confined_has_its_volumes_and_ends_with_its_message() {
     let gate = json!({"status": {"conditions": [{"type": "kubevirt.io/virtual-machine-unpaused", "status": "True"}]}});
     machine.api().patch_status("guest", &PatchParams::default(), &Patch::Strategic(gate)).await.unwrap();
     machine.until("guest", "ready", |p| condition(p, "Ready") == "True").await;
+    // The other probe is a command in the container, as the container's own user.
+    let asked = info.share_dir.join("asked");
+    eventually("a probe by command", || {
+        let asked = asked.clone();
+        async move { std::fs::read_to_string(&asked).is_ok_and(|uid| uid == "107\n") }
+    })
+    .await;
 
     machine.api().delete("guest", &DeleteParams::default()).await.unwrap();
     let ended = machine.until("guest", "ended", |p| !state(p)["terminated"].is_null()).await;

@@ -2,7 +2,6 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use embedded::auth::User;
 use embedded::etcd;
@@ -13,18 +12,7 @@ use embedded::storage::{self, Memory, Storage};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
-/// Polls until something holds.
-pub async fn eventually<F, Fut>(what: &str, mut holds: F)
-where
-    F: FnMut() -> Fut,
-    Fut: Future<Output = bool>,
-{
-    let start = Instant::now();
-    while !holds().await {
-        assert!(start.elapsed() < Duration::from_secs(20), "not within 20 s: {what}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-}
+pub use crate::eventually::eventually;
 
 /// A server on a memory store.
 pub async fn server() -> ApiServer {

@@ -16,7 +16,12 @@ pub(crate) const VM: Resource =
     Resource { what: "virtualmachine", prefix: "/apis/kubevirt.io/v1", plural: "virtualmachines" };
 pub(crate) const VMI: Resource =
     Resource { what: "virtualmachineinstance", prefix: "/apis/kubevirt.io/v1", plural: "virtualmachineinstances" };
-const NODE: Resource = Resource { what: "node", prefix: "/api/v1", plural: "nodes" };
+pub(crate) const SET: Resource = Resource {
+    what: "virtualmachineinstancereplicaset",
+    prefix: "/apis/kubevirt.io/v1",
+    plural: "virtualmachineinstancereplicasets",
+};
+pub(crate) const NODE: Resource = Resource { what: "node", prefix: "/api/v1", plural: "nodes" };
 
 impl Resource {
     fn path(self, namespace: &str, name: &str) -> String {
@@ -62,7 +67,12 @@ pub(crate) async fn need(
     namespace: &str,
     name: &str,
 ) -> Result<Value, Status> {
-    get(client, resource, namespace, name).await?.ok_or_else(|| Status::not_found(resource.what, name))
+    let found = get(client, resource, namespace, name).await?;
+    found.ok_or_else(|| match resource.prefix.starts_with("/apis/") {
+        true => Status::not_found(resource.what, name),
+        // The core group has no name.
+        false => Status::new(404, "NotFound", format!("{} {name:?} not found", resource.plural)),
+    })
 }
 
 /// A node.

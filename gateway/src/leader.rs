@@ -70,10 +70,10 @@ impl Leader {
         Ok(channel)
     }
 
-    async fn ask(&self, namespace: String, name: String) -> Result<serde_json::Value, Status> {
+    async fn ask(&self, request: ExplainRequest) -> Result<serde_json::Value, Status> {
         let mut client = ControllerClient::new(self.channel(self.place().await?).await?)
             .max_decoding_message_size(limits::EXPLANATION);
-        let asked = client.explain(ExplainRequest { namespace, name });
+        let asked = client.explain(request);
         match tokio::time::timeout(limits::EXPLAIN, asked).await {
             Ok(Ok(reply)) => serde_json::from_slice(&reply.into_inner().explanation).map_err(Status::internal),
             Ok(Err(status)) if status.code() == Code::Internal => {
@@ -91,8 +91,15 @@ impl Leader {
 
 /// A [`Leader`] that is shared.
 impl Explain for Arc<Leader> {
-    fn explain(&self, namespace: &str, name: &str) -> BoxFuture<'static, Result<serde_json::Value, Status>> {
-        let (leader, namespace, name) = (self.clone(), namespace.to_owned(), name.to_owned());
-        Box::pin(async move { leader.ask(namespace, name).await })
+    fn explain(
+        &self,
+        resource: &str,
+        namespace: &str,
+        name: &str,
+    ) -> BoxFuture<'static, Result<serde_json::Value, Status>> {
+        let request =
+            ExplainRequest { resource: resource.to_owned(), namespace: namespace.to_owned(), name: name.to_owned() };
+        let leader = self.clone();
+        Box::pin(async move { leader.ask(request).await })
     }
 }

@@ -49,8 +49,14 @@ pub enum Authorization {
 
 /// Answers "why": the leading controller, wherever it is.
 pub trait Explain: Send + Sync {
-    /// The explanation of a machine that exists, as JSON, or what to say instead.
-    fn explain(&self, namespace: &str, name: &str) -> BoxFuture<'static, Result<serde_json::Value, Status>>;
+    /// The explanation of what exists, as JSON, or what to say instead. The resource is `virtualmachines`,
+    /// `virtualmachineinstances`, `virtualmachineinstancereplicasets` or `nodes`, which have no namespace.
+    fn explain(
+        &self,
+        resource: &str,
+        namespace: &str,
+        name: &str,
+    ) -> BoxFuture<'static, Result<serde_json::Value, Status>>;
 }
 
 /// What a gateway is told when it is made.
@@ -93,6 +99,24 @@ pub(crate) struct Inner {
     agents: agent::Agents,
 }
 
+/// A trace that begins with a write of a spec: the write is its root, and what follows from it hangs below.
+fn new_trace() -> String {
+    let (context, now) = (telemetry::TraceContext::random(), std::time::SystemTime::now());
+    telemetry::emit(telemetry::Step {
+        context,
+        cell: "",
+        operation: "write",
+        step: None,
+        parent: None,
+        begins: true,
+        start: now,
+        end: now,
+        attributes: Vec::new(),
+        error: None,
+    });
+    context.to_string()
+}
+
 impl Gateway {
     /// Makes a gateway; nothing is connected before it is needed.
     pub fn new(config: Config) -> Self {
@@ -110,7 +134,7 @@ impl Gateway {
             settings: &self.inner.config.settings,
             now: &now,
             uuid: &|| uuid::Uuid::new_v4().to_string(),
-            trace: &|| telemetry::TraceContext::random().to_string(),
+            trace: &new_trace,
         };
         admission::admit(input, &context)
     }

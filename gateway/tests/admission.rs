@@ -297,11 +297,11 @@ fn bad_specs() -> Vec<Row> {
         ("host name", json!({"hostname": "a.b"}), &[(INV, ".hostname")]),
         ("subdomain", json!({"subdomain": "a..b"}), &[(INV, ".subdomain")]),
         ("other architecture", json!({"architecture": "arm64"}), &[(NS, ".architecture")]),
-        ("probe by command", json!({"readinessProbe": {"exec": {"command": ["a"]}}}), &[(NS, ".readinessProbe.exec")]),
+        ("probe by no command", json!({"readinessProbe": {"exec": {}}}), &[(REQ, ".readinessProbe.exec.command")]),
         (
-            "probe by the guest's agent",
-            json!({"livenessProbe": {"guestAgentPing": {}}}),
-            &[(NS, ".livenessProbe.guestAgentPing")],
+            "probe by command and agent",
+            json!({"livenessProbe": {"guestAgentPing": {}, "exec": {"command": ["a"]}}}),
+            &[(INV, ".livenessProbe")],
         ),
         ("probe of no kind", json!({"livenessProbe": {"periodSeconds": 5}}), &[(REQ, ".livenessProbe")]),
         (
@@ -461,6 +461,12 @@ fn good_specs_are_accepted() {
         (
             "probes over the network",
             json!({"readinessProbe": {"httpGet": {"port": 80}}, "livenessProbe": {"tcpSocket": {"port": 22}, "periodSeconds": 3}}),
+            0,
+        ),
+        (
+            "probes in the guest, which need no network",
+            json!({"readinessProbe": {"exec": {"command": ["a", "b"]}}, "livenessProbe": {"guestAgentPing": {}},
+                   "domain": {"devices": {"autoattachPodInterface": false}}}),
             0,
         ),
         ("no interface at all", json!({"domain": {"devices": {"autoattachPodInterface": false}}}), 0),

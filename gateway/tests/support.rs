@@ -27,7 +27,7 @@ use tower::ServiceExt;
 struct Why;
 
 impl gateway::Explain for Why {
-    fn explain(&self, namespace: &str, name: &str) -> BoxFuture<'static, Result<Value, gateway::Status>> {
+    fn explain(&self, _: &str, namespace: &str, name: &str) -> BoxFuture<'static, Result<Value, gateway::Status>> {
         let explained = json!({"kind": "Explanation", "namespace": namespace, "name": name});
         Box::pin(async move { Ok(explained) })
     }

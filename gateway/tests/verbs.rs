@@ -78,6 +78,17 @@ async fn a_machine_is_started_and_stopped_by_its_strategy() {
     let made = world.make_vm("Halted").await;
     let (code, why) = world.verb("GET", "vm/explain", None).await;
     assert_eq!((code, &why["name"]), (200, &json!("a")), "what the controller says of it");
+    for (path, code) in [
+        ("namespaces/default/virtualmachineinstancereplicasets/a/explain", 404),
+        ("namespaces/default/virtualmachineinstancereplicasets/a/start", 404),
+        ("nodes/nobody/explain", 404),
+        ("nodes/node-1/start", 404),
+        ("nodes/node-1/explain", 200),
+    ] {
+        let (got, said) = world.ask("GET", &format!("/apis/subresources.kubevirt.io/v1/{path}"), None).await;
+        assert_eq!(got, code, "{path}: {said}");
+        assert!(code != 200 || said["name"] == "node-1", "{said}");
+    }
     let trace = made["metadata"]["annotations"]["virtfold.io/traceparent"].clone();
     let (code, body) = world.verb("PUT", "vm/start", Some(json!({"dryRun": ["All"]}))).await;
     assert_eq!((code, body), (202, json!("")));

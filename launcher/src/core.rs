@@ -13,12 +13,12 @@ use proto::agent::{
     Accepted, Ack, Domain, DomainState, Done, GuestFacts, InstructKind, Interface, Outcome, Refused, VerbReply,
     VerbRequest, ack,
 };
-use proto::launcher::{InfoReply, NodeFacts, Order};
+use proto::launcher::{InfoReply, NodeFacts, Order, ProbeReply, ProbeRequest};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::config::Config;
 use crate::fds::Descriptors;
-use crate::guest::{Agent, AgentLevel};
+use crate::guest::{Agent, AgentError, AgentLevel};
 use crate::hypervisor::{self, Driver, Event, Paused, StartError, Started};
 use crate::latch::{Answer, Asked, Decision, Kind, Latch, Reason, VmiFacts};
 use crate::limits;
@@ -37,6 +37,7 @@ pub(crate) enum Ask {
     Execute(Box<Order>, oneshot::Sender<Ack>),
     Verb(VerbRequest, oneshot::Sender<VerbReply>),
     Info(oneshot::Sender<InfoReply>),
+    Probe(ProbeRequest, oneshot::Sender<Result<ProbeReply, AgentError>>),
     /// The pod is being ended: a graceful shutdown within the pod's own grace.
     Terminate,
 }
@@ -250,6 +251,7 @@ impl Core {
         match ask {
             Ask::Execute(order, reply) => self.execute(*order, reply),
             Ask::Verb(request, reply) => self.verb(request, reply),
+            Ask::Probe(request, reply) => self.probe(request, reply),
             Ask::Info(reply) => {
                 let pid = match &self.life {
                     Life::Alive(a) => a.domain.pid(),
@@ -276,6 +278,29 @@ impl Core {
                 }
             }
         }
+    }
+
+    /// A guest whose processors are stopped cannot answer, and nobody may end it for that: its probes hold as they did.
+    fn probe(&self, request: ProbeRequest, reply: oneshot::Sender<Result<ProbeReply, AgentError>>) {
+        let paused = self.state() == DomainState::Paused;
+        let agent = match &self.life {
+            Life::Alive(_) if paused => return drop(reply.send(Ok(ProbeReply::default()))),
+            Life::Alive(alive) if alive.agent_level.borrow().connected => alive.agent.clone(),
+            Life::Alive(_) | Life::Empty | Life::Starting { .. } | Life::Over => {
+                return drop(reply.send(Err(AgentError::NotConnected)));
+            }
+        };
+        tokio::spawn(async move {
+            let limit = Duration::from_millis(request.limit_ms).min(limits::VERB_TTL);
+            let answer = match request.command.split_first() {
+                None => agent.call_within("guest-ping", limit).await.map(|_| ProbeReply::default()),
+                Some((program, arguments)) => match tokio::time::timeout(limit, agent.run(program, arguments)).await {
+                    Ok(done) => done.map(|(exit, message)| ProbeReply { exit, message }),
+                    Err(_) => Err(AgentError::Late(program.clone(), limit)),
+                },
+            };
+            let _ = reply.send(answer);
+        });
     }
 
     fn execute(&mut self, order: Order, reply: oneshot::Sender<Ack>) {

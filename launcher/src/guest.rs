@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use base64::Engine as _;
 use proto::agent::OsInfo;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -68,6 +69,8 @@ pub(crate) enum AgentError {
     Silent(String),
     #[error("the guest agent refused {0}: {1}")]
     Refused(String, String),
+    #[error("{0} did not end within {1:?}")]
+    Late(String, Duration),
 }
 
 struct Call {
@@ -105,6 +108,22 @@ impl Agent {
 
     pub async fn call_silent(&self, command: &'static str, arguments: Value) -> Result<Value, AgentError> {
         self.send(command, arguments, Duration::from_secs(1), true).await
+    }
+
+    /// Runs a program inside of the guest until it ends: its exit code, and what it wrote, cut.
+    pub async fn run(&self, program: &str, arguments: &[String]) -> Result<(i32, String), AgentError> {
+        let asked = json!({"path": program, "arg": arguments, "capture-output": true});
+        let begun = self.call("guest-exec", asked).await?;
+        let Some(pid) = begun.get("pid").and_then(Value::as_i64) else {
+            return Err(AgentError::Refused("guest-exec".into(), "it gave no process id".into()));
+        };
+        loop {
+            let status = self.call("guest-exec-status", json!({"pid": pid})).await?;
+            if status.get("exited").and_then(Value::as_bool) == Some(true) {
+                return Ok(ended(&status));
+            }
+            tokio::time::sleep(RUNS).await;
+        }
     }
 
     async fn send(
@@ -213,6 +232,19 @@ struct Due {
     freeze: Option<Instant>,
 }
 
+/// Exit code and words of a program that has ended. One that a signal ended has the code that a shell gives it.
+fn ended(status: &Value) -> (i32, String) {
+    let number = |key: &str| status.get(key).and_then(Value::as_i64).and_then(|n| i32::try_from(n).ok());
+    let exit = number("exitcode").or_else(|| number("signal").map(|s| s.saturating_add(128))).unwrap_or(-1);
+    let wrote = |key: &str| {
+        let raw = base64::engine::general_purpose::STANDARD.decode(status.get(key)?.as_str()?).ok()?;
+        Some(text(&String::from_utf8_lossy(&raw))).filter(|t| !t.is_empty())
+    };
+    (exit, wrote("err-data").or_else(|| wrote("out-data")).unwrap_or_default())
+}
+
+/// How often a program that was started in the guest is looked at.
+const RUNS: Duration = Duration::from_millis(100);
 /// Pace of the poller.
 const TICK: Duration = Duration::from_secs(1);
 /// OS, version: they change with an upgrade of the guest.
@@ -502,6 +534,17 @@ mod tests {
                     "guest-get-osinfo" => json!({"return": {"id": "debian", "pretty-name": "Debian\u{1b}[2J"}}),
                     "guest-get-host-name" => json!({"return": {"host-name": "web"}}),
                     "guest-fsfreeze-status" => json!({"return": "thawed"}),
+                    "guest-exec" if request["arguments"]["path"] == "/bin/none" => {
+                        json!({"error": {"desc": "No such file"}})
+                    }
+                    "guest-exec" => json!({"return": {"pid": request["arguments"]["arg"].as_array().unwrap().len()}}),
+                    "guest-exec-status" => match request["arguments"]["pid"].as_i64().unwrap() {
+                        0 => json!({"return": {"exited": false}}),
+                        1 => {
+                            json!({"return": {"exited": true, "exitcode": 3, "out-data": "b3V0", "err-data": "ZXJyCg=="}})
+                        }
+                        _ => json!({"return": {"exited": true, "signal": 9}}),
+                    },
                     "guest-network-get-interfaces" => json!({"return": [
                         {"name": "lo", "hardware-address": "00:00:00:00:00:00"},
                         {"name": "eth0", "hardware-address": "02:00:00:00:00:AA", "ip-addresses": [{"ip-address": "10.0.2.2"}, {"ip-address": "x"}]}]}),
@@ -531,6 +574,12 @@ mod tests {
                     l.nics,
                     [GuestNic { name: "eth0".into(), mac: "02:00:00:00:00:aa".into(), ips: vec!["10.0.2.2".into()] }]
                 );
+                assert_eq!(agent.run("/bin/test", &["a".into()]).await, Ok((3, "err".into())));
+                assert_eq!(agent.run("/bin/test", &["a".into(), "b".into()]).await, Ok((137, String::new())));
+                let refused = agent.run("/bin/none", &[]).await.unwrap_err().to_string();
+                assert_eq!(refused, "the guest agent refused guest-exec: No such file");
+                let endless = tokio::time::timeout(Duration::from_millis(300), agent.run("/bin/sleep", &[])).await;
+                assert!(endless.is_err(), "it runs as long as it runs");
                 let e = agent.call("guest-x", Value::Null).await.unwrap_err();
                 assert_eq!(e.to_string(), "the guest agent refused guest-x: unknown guest-x");
             }

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use futures::Stream;
 use proto::agent::{Ack, VerbReply, VerbRequest};
 use proto::launcher::launcher_server::Launcher;
-use proto::launcher::{InfoReply, InfoRequest, Order, Update, WatchRequest, update};
+use proto::launcher::{InfoReply, InfoRequest, Order, ProbeReply, ProbeRequest, Update, WatchRequest, update};
 use tokio::sync::{mpsc, oneshot, watch};
 use tonic::{Request, Response, Status};
 
@@ -68,6 +68,11 @@ impl Launcher for Service {
     async fn execute(&self, request: Request<Order>) -> Result<Response<Ack>, Status> {
         let order = Box::new(request.into_inner());
         self.ask(|reply| Ask::Execute(order, reply)).await
+    }
+
+    async fn probe(&self, request: Request<ProbeRequest>) -> Result<Response<ProbeReply>, Status> {
+        let answer = self.ask(|reply| Ask::Probe(request.into_inner(), reply)).await?;
+        answer.into_inner().map(Response::new).map_err(|e| Status::unavailable(e.to_string()))
     }
 
     async fn verb(&self, request: Request<VerbRequest>) -> Result<Response<VerbReply>, Status> {

@@ -32,6 +32,31 @@ fn what_is_no_hypervisor_is_refused() {
     assert!(refused(QEMU, "NoSuchModel").contains("NoSuchModel"));
 }
 
+/// What the hypervisor says that it can do is what it does where nothing may be missing.
+#[test]
+fn what_guests_are_offered_is_what_they_get() {
+    let _turn = crate::support::turn();
+    let o = runtime().block_on(launcher::offers::offers(Path::new(QEMU), Accelerator::Tcg)).unwrap();
+    let exact =
+        |cpu: &str| runtime().block_on(run_payload(Path::new(QEMU), Accelerator::Tcg, &format!("{cpu},enforce")));
+    assert!(o.machine_types.contains(&"q35".to_owned()), "{o:?}");
+    assert!(o.machine_types.iter().all(|t| t == "q35" || t.starts_with("pc-q35-")), "{o:?}");
+    assert!(!o.cpu_vendor.is_empty());
+    assert!(o.cpu_models.contains(&"Nehalem".to_owned()) && !o.cpu_models.contains(&"max".to_owned()), "{o:?}");
+    exact("Nehalem").unwrap();
+    let missing = ["Skylake-Server", "Icelake-Server", "SapphireRapids"]
+        .into_iter()
+        .find(|m| !o.cpu_models.iter().any(|have| have == m));
+    if let Some(model) = missing {
+        assert!(exact(model).is_err(), "{model} is not offered, and can be had");
+    }
+    assert!(["sse4.2", "lahf-lm", "lahf_lm"].iter().all(|f| o.cpu_features.iter().any(|have| have == f)), "{o:?}");
+    let all: String = o.cpu_features.iter().map(|f| format!(",{f}=on")).collect();
+    exact(&format!("max{all}")).unwrap();
+    assert!(!o.cpu_features.contains(&"vmx".to_owned()) && exact("max,vmx=on").is_err());
+    assert!(runtime().block_on(launcher::offers::offers(Path::new("true"), Accelerator::Tcg)).is_err());
+}
+
 /// Where the machine's KVM can be trusted this says so; where it cannot, the guests of all other tests must not get it.
 #[test]
 fn kvm_is_what_really_runs_a_guest() {

@@ -95,10 +95,22 @@ fn a_guest_from_start_to_power_off() {
     vnc.read_exact(&mut hello).unwrap();
     assert_eq!(&hello, b"RFB 003.008\n");
 
+    // Probes of the inside, for the pod's.
+    assert_eq!(l.probe(&[], LONG), Ok((0, String::new())), "the agent answers");
+    assert_eq!(l.probe(&["/bin/sh", "-c", "echo it is well"], LONG), Ok((0, "it is well".into())));
+    assert_eq!(l.probe(&["/bin/sh", "-c", "echo so so; echo sick >&2; exit 3"], LONG), Ok((3, "sick".into())));
+    let none = l.probe(&["/bin/nothing"], LONG).unwrap_err();
+    assert!(none.contains("guest-exec"), "{none}");
+    let endless = l.probe(&["/bin/sleep", "60"], Duration::from_secs(2)).unwrap_err();
+    assert!(endless.contains("within 2s"), "{endless}");
+
     // Verbs, each at most once.
     assert!(l.verb("pause", "v1", "").ok);
     let paused = l.until_state(DomainState::Paused);
     assert_eq!(paused.paused_reason, "PausedByUser");
+    // Who cannot answer because somebody stopped it is not ill.
+    assert_eq!(l.probe(&[], LONG), Ok((0, String::new())));
+    assert_eq!(l.probe(&["/bin/false"], LONG), Ok((0, String::new())));
     assert_eq!(l.verb("pause", "v2", "").reason, "already-paused");
     assert!(l.verb("unpause", "v3", "").ok);
     l.until_state(DomainState::Running);

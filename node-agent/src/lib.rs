@@ -45,7 +45,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 pub use launchers::{Answer, Launcher, Launchers, Names, Prepared, Updates};
-pub use node::Accelerator;
+pub use node::{Accelerator, Offers};
 pub use pods::{PodFacts, PodSource};
 pub use server::{CONTROLLER, GATEWAY};
 

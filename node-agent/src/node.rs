@@ -1,5 +1,6 @@
 //! What the agent says about its Node: how to reach it, what it can do, and that launchers may be placed here.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,7 +25,56 @@ pub struct Accelerator {
     pub name: String,
     /// CPU model that guests get which name none.
     pub cpu_model: String,
+    /// What guests can have.
+    pub offers: Offers,
 }
+
+/// What guests can have on a node, by the names of QEMU.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Offers {
+    /// CPU models.
+    pub cpu_models: Vec<String>,
+    /// CPU features.
+    pub cpu_features: Vec<String>,
+    /// Vendor of the CPU, as CPUID says it.
+    pub cpu_vendor: String,
+    /// Machine types.
+    pub machine_types: Vec<String>,
+}
+
+impl Accelerator {
+    /// Labels of the node by which guests find a place where they can have what they ask for.
+    fn labels(&self) -> BTreeMap<String, Value> {
+        let o = &self.offers;
+        let vendor = match o.cpu_vendor.as_str() {
+            "GenuineIntel" => Some("Intel"),
+            "AuthenticAMD" => Some("AMD"),
+            "HygonGenuine" => Some("Hygon"),
+            _ => None,
+        };
+        let host_model = o.cpu_models.iter().filter(|m| **m == self.cpu_model);
+        let named = |prefix: &str, all: &[String]| all.iter().map(|n| format!("{prefix}{n}")).collect();
+        let all: [Vec<String>; 5] = [
+            named(names::node::CPU_MODEL, &o.cpu_models),
+            named(names::node::CPU_FEATURE, &o.cpu_features),
+            named(names::node::MACHINE_TYPE, &o.machine_types),
+            host_model.map(|m| format!("{}{m}", names::node::HOST_MODEL)).collect(),
+            vendor.map(|v| format!("{}{v}", names::node::CPU_VENDOR)).into_iter().collect(),
+        ];
+        all.into_iter().flatten().map(|label| (label, json!("true"))).collect()
+    }
+}
+
+/// Beginnings of the labels that are the agent's: what is not so any more goes.
+const OWN: [&str; 5] = [
+    names::node::CPU_MODEL,
+    names::node::CPU_FEATURE,
+    names::node::CPU_VENDOR,
+    names::node::HOST_MODEL,
+    names::node::MACHINE_TYPE,
+];
+/// A node with this annotation is labelled by somebody else.
+const SKIP: &str = "node-labeller.kubevirt.io/skip-node";
 
 #[derive(Serialize, Deserialize)]
 struct Probed {
@@ -75,12 +125,20 @@ async fn assert(shared: &Shared) -> Result<(), crate::api::Error> {
     let node = within(nodes.get(&shared.node)).await?;
     shared.node_uid.send_replace(node.metadata.uid.clone().unwrap_or_default());
     let accelerator = shared.accelerator();
+    let annotated = |key: &str| node.metadata.annotations.as_ref().is_some_and(|a| a.contains_key(key));
+    let mut labels = BTreeMap::from([(names::LABEL_SCHEDULABLE.to_owned(), json!("true"))]);
+    if !annotated(SKIP) {
+        let there = node.metadata.labels.iter().flatten().map(|(k, _)| k);
+        let old = there.filter(|k| OWN.iter().any(|prefix| k.starts_with(prefix)));
+        labels.extend(old.map(|k| (k.clone(), Value::Null)));
+        labels.extend(accelerator.labels());
+    }
     let wanted = json!({
         "annotations": {
             names::ANN_ACCELERATOR: accelerator.name, names::ANN_BOOT_ID: shared.boot_id,
             names::ANN_AGENT_ADDRESS: shared.address,
         },
-        "labels": {names::LABEL_SCHEDULABLE: "true"},
+        "labels": labels,
     });
     let have = |kind: &str, key: &str| {
         let map = if kind == "labels" { &node.metadata.labels } else { &node.metadata.annotations };

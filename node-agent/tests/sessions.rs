@@ -106,8 +106,12 @@ async fn certificates_decide_who_may_call_what() {
 #[tokio::test]
 async fn the_node_says_what_it_is_and_probes_once() {
     let mut world = World::new().await;
-    world.start().await;
     let path = "/api/v1/nodes/node-1";
+    // What an agent on another machine has left, and what is somebody else's.
+    let old = serde_json::json!({"cpu-model.node.kubevirt.io/Haswell": "true", "cpu-vendor.node.kubevirt.io/Intel": "true",
+        "cpu-model.example.com/Haswell": "true"});
+    world.patch(path, serde_json::json!({"metadata": {"labels": old}})).await;
+    world.start().await;
     let right = async |world: &World| {
         let node = world.get(path).await;
         let (labels, notes) = (&node["metadata"]["labels"], &node["metadata"]["annotations"]);
@@ -123,7 +127,32 @@ async fn the_node_says_what_it_is_and_probes_once() {
     eventually("the Node's facts again", async || right(&world).await).await;
     assert_eq!(inventory.node, NODE);
     assert!(!inventory.boot_id.is_empty() && !inventory.agent_instance.is_empty());
+    let labels = async |world: &World| -> Vec<String> {
+        let all = world.get(path).await["metadata"]["labels"].clone();
+        let all = all.as_object().unwrap().keys().filter(|k| k.contains(".node.kubevirt.io/") || k.contains(".com/"));
+        all.cloned().collect()
+    };
+    let all = [
+        "cpu-feature.node.kubevirt.io/sse4.2",
+        "cpu-model.example.com/Haswell",
+        "cpu-model.node.kubevirt.io/Nehalem",
+        "cpu-model.node.kubevirt.io/Penryn",
+        "cpu-vendor.node.kubevirt.io/AMD",
+        "host-model-cpu.node.kubevirt.io/Nehalem",
+        "machine-type.node.kubevirt.io/q35",
+    ];
+    assert_eq!(labels(&world).await, all);
     world.stop().await;
+    // Who labels the node in another way is left alone.
+    let own = serde_json::json!({"labels": {"cpu-model.node.kubevirt.io/Haswell": "true", "machine-type.node.kubevirt.io/q35": null},
+        "annotations": {"node-labeller.kubevirt.io/skip-node": "true", "virtfold.io/accelerator": "?"}});
+    world.patch(path, serde_json::json!({"metadata": own})).await;
+    let before = labels(&world).await;
+    world.start().await;
+    eventually("the Node's facts beside them", async || right(&world).await).await;
+    assert_eq!(labels(&world).await, before);
+    world.stop().await;
+    world.patch(path, serde_json::json!({"metadata": {"annotations": {"virtfold.io/accelerator": "?"}}})).await;
     world.start().await;
     eventually("the Node's facts of the next agent", async || right(&world).await).await;
     assert_eq!(world.probes.load(Ordering::Relaxed), 1);

@@ -6,7 +6,7 @@
 use crate::{
     events::Events,
     executor::{Answer as Read, Executor},
-    explain::Question,
+    explain::{Cell, Question, Subject},
     hub::{Entry, Hub, Queue},
     sessions::{Heard, Sessions},
 };
@@ -185,7 +185,11 @@ impl Driver {
 
     /// A copy of a cell, for whoever asks.
     fn answer(&self, question: Question) {
-        let cell = self.vms.get(&question.key).map(|c| Box::new(c.machine.clone()));
+        let cell = match &question.subject {
+            Subject::Machine(key) => self.vms.get(key).map(|c| Cell::Machine(Box::new(c.machine.clone()))),
+            Subject::Set(key) => self.sets.get(key).map(|c| Cell::Set(Box::new(c.machine.clone()))),
+            Subject::Node(name) => self.nodes.get(name).map(|c| Cell::Node(Box::new(c.machine.clone()))),
+        };
         // Who asked may have lost patience.
         let _ = question.answer.send(cell);
     }
@@ -666,10 +670,11 @@ fn emit(key: &Key, f: &Finished) {
     let attributes = || vec![("k8s.namespace.name", key.namespace.clone()), ("kubevirt.vm.name", key.name.clone())];
     let step = |step, start, error| telemetry::Step {
         context,
-        cell: &f.cell,
+        cell: f.instance.as_str(),
         operation: f.step.operation(),
         step,
         parent: None,
+        begins: false,
         start: time(start),
         end: time(f.end),
         attributes: attributes(),

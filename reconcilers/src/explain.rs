@@ -6,9 +6,11 @@
 use crate::events;
 use kube::{Client, api::ListParams};
 use state::{
-    Key, Timestamp,
-    explain::{Explanation, Story, Warning},
+    Key, NodeName, Timestamp,
+    explain::{self, Explanation, Story, Warning},
     journal::{CellKind, Entry, Piece, pieces},
+    node::Node,
+    set::Set,
     vm::Vm,
 };
 use std::{
@@ -29,10 +31,49 @@ const EVENTS: u32 = 50;
 /// The driver answers between two steps, which take microseconds.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// What is asked about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Subject {
+    /// A VirtualMachine, or an instance that no machine made.
+    Machine(Key),
+    /// A VirtualMachineInstanceReplicaSet.
+    Set(Key),
+    /// A Node.
+    Node(NodeName),
+}
+
+impl Subject {
+    /// The object of that resource (the plural in its API path).
+    pub fn of(resource: &str, namespace: &str, name: &str) -> Self {
+        match resource {
+            "nodes" => Self::Node(name.into()),
+            "virtualmachineinstancereplicasets" => Self::Set(Key::new(namespace, name)),
+            _ => Self::Machine(Key::new(namespace, name)),
+        }
+    }
+}
+
+impl std::fmt::Display for Subject {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Machine(key) => key.fmt(f),
+            Self::Set(key) => write!(f, "set {key}"),
+            Self::Node(name) => write!(f, "node {name}"),
+        }
+    }
+}
+
+/// A copy of the cell that was asked about.
+pub(crate) enum Cell {
+    Machine(Box<Vm>),
+    Set(Box<Set>),
+    Node(Box<Node>),
+}
+
 /// A question to the driver.
 pub(crate) struct Question {
-    pub key: Key,
-    pub answer: oneshot::Sender<Option<Box<Vm>>>,
+    pub subject: Subject,
+    pub answer: oneshot::Sender<Option<Cell>>,
 }
 
 /// Why there is no explanation.
@@ -40,10 +81,10 @@ pub(crate) struct Question {
 pub enum ExplainError {
     /// This process does not lead, so it knows no cell.
     #[error("the controller does not lead at the moment, so nobody knows what {0} waits for; it starts anew by itself")]
-    NotLeading(Key),
+    NotLeading(Subject),
     /// Neither a cell nor a record.
     #[error("the controller has not seen {0} yet")]
-    Unknown(Key),
+    Unknown(Subject),
     /// The journal cannot be read.
     #[error("cannot read the journal")]
     Journal(#[from] io::Error),
@@ -69,21 +110,30 @@ impl Explainer {
         asked
     }
 
-    /// The explanation of a machine.
+    /// The explanation of a machine, a set or a node.
     ///
     /// # Errors
     /// [`ExplainError`].
-    pub async fn explain(&self, key: &Key) -> Result<Explanation, ExplainError> {
+    pub async fn explain(&self, subject: &Subject) -> Result<Explanation, ExplainError> {
         let leader = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let not_leading = || ExplainError::NotLeading(key.clone());
+        let not_leading = || ExplainError::NotLeading(subject.clone());
         let leader = leader.ok_or_else(not_leading)?;
         let (answer, answered) = oneshot::channel();
         let asked = async {
-            leader.ask.send(Question { key: key.clone(), answer }).await.ok()?;
+            leader.ask.send(Question { subject: subject.clone(), answer }).await.ok()?;
             answered.await.ok()
         };
         // A driver that has ended drops what it was asked.
         let cell = tokio::time::timeout(PATIENCE, asked).await.ok().flatten().ok_or_else(not_leading)?;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now = Timestamp(u64::try_from(now.as_millis()).unwrap_or(u64::MAX));
+        let (key, cell) = match (subject, cell) {
+            (_, Some(Cell::Set(cell))) => return Ok(explain::groups::set(&cell, now)),
+            (_, Some(Cell::Node(cell))) => return Ok(explain::groups::node(&cell, now)),
+            (Subject::Machine(key), Some(Cell::Machine(cell))) => (key, Some(cell)),
+            (Subject::Machine(key), None) => (key, None),
+            (Subject::Set(_) | Subject::Node(_), _) => return Err(ExplainError::Unknown(subject.clone())),
+        };
         let (story, gaps) = match leader.journal {
             Some(dir) => {
                 let (key, flusher) = (key.clone(), leader.flusher);
@@ -96,10 +146,8 @@ impl Explainer {
             None => (Story::new(key.clone()), vec!["there is no journal: only what the objects keep is told".into()]),
         };
         if cell.is_none() && story.is_empty() {
-            return Err(ExplainError::Unknown(key.clone()));
+            return Err(ExplainError::Unknown(subject.clone()));
         }
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let now = Timestamp(u64::try_from(now.as_millis()).unwrap_or(u64::MAX));
         let mut explanation = Explanation::new(key, story, cell.as_deref(), now);
         explanation.gaps.extend(gaps);
         let mut warnings = vec![];

@@ -22,7 +22,7 @@ mod session;
 mod sessions;
 
 pub use driver::DriverError;
-pub use explain::{ExplainError, Explainer, find as find_in_journal, journal as read_journal};
+pub use explain::{ExplainError, Explainer, Subject, find as find_in_journal, journal as read_journal};
 pub use lease::{LeaseConfig, LeaseError};
 pub use session::SessionError;
 

@@ -10,7 +10,7 @@ use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
-use crate::{ExplainError, Explainer};
+use crate::{ExplainError, Explainer, Subject};
 
 /// Common name of the certificate that gateways come with.
 const GATEWAY: &str = "virtfold-gateway";
@@ -26,7 +26,7 @@ impl Controller for Answers {
     async fn explain(&self, request: Request<ExplainRequest>) -> Result<Response<ExplainReply>, Status> {
         caller(&request, GATEWAY)?;
         let asked = request.into_inner();
-        let found = self.0.explain(&state::Key::new(&asked.namespace, &asked.name)).await;
+        let found = self.0.explain(&Subject::of(&asked.resource, &asked.namespace, &asked.name)).await;
         let explanation = match found {
             Ok(explanation) => serde_json::to_vec(&explanation).map_err(|e| Status::internal(e.to_string()))?,
             Err(e @ (ExplainError::NotLeading(_) | ExplainError::Unknown(_))) => {

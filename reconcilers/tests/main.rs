@@ -157,7 +157,7 @@ async fn a_missing_claim_is_named_until_it_is_there() {
     let w = World::new().await;
     let why = |name: &'static str| {
         let explainer = w.explainer.clone();
-        async move { explainer.explain(&state::Key::new("default", name)).await }
+        async move { explainer.explain(&reconcilers::Subject::Machine(state::Key::new("default", name))).await }
     };
     assert!(matches!(why("disk").await, Err(reconcilers::ExplainError::NotLeading(_))), "nobody leads yet");
     let (stop, running) = w.controller();

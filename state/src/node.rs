@@ -14,6 +14,9 @@ use api::names;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+#[cfg(test)]
+pub(crate) mod tables;
+
 /// How long an agent may be silent before people are told and no new launchers are placed on its node.
 pub const SILENCE: Millis = Millis::secs(60);
 

@@ -212,6 +212,9 @@ pub struct VmView {
     pub claims: Vec<String>,
     /// Digests of the template.
     pub template: Template,
+    /// Annotations that follow the template ([`names::ANN_FOLLOWING`]).
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub following: BTreeMap<String, String>,
     /// The fence that was recorded last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fenced: Option<Witness>,
@@ -263,6 +266,9 @@ impl Project for VmView {
             uses_running: raw.spec.running.is_some(),
             claims: spec.map(|s| claims(&s)).unwrap_or_default(),
             template: Template::of(&raw.spec.template),
+            following: following(|k| {
+                Some(raw.spec.template.get("metadata")?.get("annotations")?.get(k)?.as_str()?.to_owned())
+            }),
             fenced: raw.metadata.annotations.get(names::ANN_FENCED).and_then(|w| serde_json::from_str(w).ok()),
             traceparent: raw.metadata.annotations.get(names::ANN_TRACEPARENT).cloned(),
             changed_by: raw.metadata.annotations.get(names::ANN_CHANGED_BY).cloned(),
@@ -439,6 +445,9 @@ pub struct VmiView {
     pub claims: Vec<String>,
     /// Volumes, by name.
     pub volumes: Vec<VolumeView>,
+    /// Annotations that follow the template ([`names::ANN_FOLLOWING`]).
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub following: BTreeMap<String, String>,
     /// Boot of the node in which the domain was authorised.
     pub boot_id: Option<String>,
     /// Phase.
@@ -500,11 +509,17 @@ impl Project for VmiView {
             acpi: raw.spec.domain.features.pointer("/acpi/enabled").and_then(Value::as_bool).unwrap_or(true),
             claims: claims(&raw.spec),
             volumes: volumes(&raw.spec),
+            following: following(|k| raw.metadata.annotations.get(k).cloned()),
             boot_id: raw.metadata.annotations.get(names::ANN_BOOT_ID).cloned(),
             phase: Phase::parse(&raw.status.phase),
             status: raw.status,
         }
     }
+}
+
+/// Those annotations of an object that follow the template.
+pub(crate) fn following(get: impl Fn(&str) -> Option<String>) -> BTreeMap<String, String> {
+    names::ANN_FOLLOWING.into_iter().filter_map(|k| Some((k.to_owned(), get(k)?))).collect()
 }
 
 fn claims(spec: &api::VmiSpec) -> Vec<String> {

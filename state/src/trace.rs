@@ -1,9 +1,11 @@
 //! Steps of a start or a stop as data: where they begin and end. The driver makes spans of them.
 //!
-//! The trace's id comes with the VM's spec (annotation `virtfold.io/traceparent`); a span's id is derived from (trace,
-//! cell, operation, step), so a step that is repeated after a crash is the same span again.
+//! The trace's id comes with the VM's spec (annotation `virtfold.io/traceparent`), whose write is the root of the trace. Several
+//! operations can follow from one write (a start, the stop that a deletion brings, the start after a crash of the guest), so a
+//! span's id is derived from (trace, instance, operation, step): a step that is repeated after a crash is the same span again, and
+//! that of another instance is another.
 
-use crate::Timestamp;
+use crate::{Timestamp, VmiUid};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -66,8 +68,8 @@ impl Step {
 pub struct Finished {
     /// Which.
     pub step: Step,
-    /// UID of the VM, or of a bare VMI.
-    pub cell: String,
+    /// UID of the VMI.
+    pub instance: VmiUid,
     /// Trace context of the operation, in text form.
     pub traceparent: String,
     /// Began.
@@ -89,14 +91,29 @@ pub struct Marks {
     /// What the driver took is no input of a step, so it is not in what is recorded.
     #[serde(skip)]
     sent: usize,
+    /// Of the operation before, what nobody has taken.
+    #[serde(skip)]
+    left: Vec<Finished>,
     order: Vec<Step>,
     stopping: bool,
+    /// The instance that it is about: the last step ends when that is gone.
+    #[serde(default)]
+    instance: VmiUid,
 }
 
 impl Marks {
     /// The operation begins.
     pub fn begin(&mut self, at: Timestamp) {
-        *self = Self { began: Some(at), last: Some(at), ..Self::default() };
+        // What ended in this very step is still to be told.
+        let left = self.fresh();
+        *self = Self { began: Some(at), last: Some(at), left, ..Self::default() };
+    }
+
+    /// The instance that the running operation is about.
+    pub fn concerns(&mut self, instance: &VmiUid) {
+        if self.instance != *instance {
+            self.instance = instance.clone();
+        }
     }
 
     /// A stop begins.
@@ -135,24 +152,31 @@ impl Marks {
         self.order.iter().filter_map(|s| self.ended.get(s).map(|(from, to)| (*s, *from, *to))).collect()
     }
 
-    /// Steps that ended since the last call.
-    pub fn take(&mut self, cell: &str, traceparent: &str) -> Vec<Finished> {
+    /// Steps of the running operation that nobody has taken.
+    fn fresh(&self) -> Vec<Finished> {
         let fresh = self.order.get(self.sent..).unwrap_or_default();
         let finished = fresh.iter().filter_map(|step| {
             let (start, end) = *self.ended.get(step)?;
             let last = matches!(step, Step::GuestAgent | Step::Teardown);
             Some(Finished {
                 step: *step,
-                cell: cell.to_owned(),
-                traceparent: traceparent.to_owned(),
+                instance: self.instance.clone(),
+                traceparent: String::new(),
                 start,
                 end,
                 error: None,
                 closes: self.began.filter(|_| last),
             })
         });
-        let out = finished.collect();
+        finished.collect()
+    }
+
+    /// Steps that ended since the last call.
+    pub fn take(&mut self, traceparent: &str) -> Vec<Finished> {
+        let mut out = std::mem::take(&mut self.left);
+        out.extend(self.fresh());
         self.sent = self.order.len();
+        out.iter_mut().for_each(|f| f.traceparent = traceparent.to_owned());
         out
     }
 }
@@ -165,15 +189,25 @@ mod tests {
     fn each_step_ends_once_and_the_last_closes_the_operation() {
         let mut m = Marks::default();
         m.reached(Step::Create, Timestamp(1));
-        assert!(m.take("c", "t").is_empty(), "nothing was begun");
+        assert!(m.take("t").is_empty(), "nothing was begun");
         m.begin(Timestamp(5));
+        m.concerns(&"i".into());
         m.reached(Step::Create, Timestamp(7));
         m.reached(Step::Create, Timestamp(9));
         m.reached(Step::GuestAgent, Timestamp(11));
-        let f = m.take("c", "t");
+        let f = m.take("t");
         assert_eq!(f.len(), 2);
+        assert!(f.iter().all(|s| s.instance.as_str() == "i"));
         assert_eq!((f[0].start, f[0].end, f[0].closes), (Timestamp(5), Timestamp(7), None));
         assert_eq!((f[1].start, f[1].end, f[1].closes), (Timestamp(7), Timestamp(11), Some(Timestamp(5))));
-        assert!(m.take("c", "t").is_empty());
+        assert!(m.take("t").is_empty());
+        // The end of one operation can be the beginning of the next.
+        m.begin_stop(Timestamp(20));
+        m.reached(Step::Teardown, Timestamp(30));
+        m.begin(Timestamp(30));
+        m.reached(Step::Create, Timestamp(31));
+        let told: Vec<_> = m.take("t").iter().map(|f| (f.step, f.end, f.closes)).collect();
+        let stop = (Step::Teardown, Timestamp(30), Some(Timestamp(20)));
+        assert_eq!(told, [stop, (Step::Create, Timestamp(31), None)]);
     }
 }

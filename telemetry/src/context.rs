@@ -28,9 +28,9 @@ impl TraceContext {
         self.span_id == root(&self.trace_id)
     }
 
-    /// The context of an operation: the root of a trace that began here, a span below the caller's otherwise.
+    /// The context of an operation below this span.
     pub fn operation(self, cell: &str, operation: &str) -> Self {
-        if self.is_root() { self } else { self.child(span_id(&self.trace_id, cell, operation, "")) }
+        self.child(span_id(&self.trace_id, cell, operation, ""))
     }
 
     /// Reads the text form; `None` where it is malformed or all zero.

@@ -26,7 +26,7 @@ static DROPPED: AtomicU64 = AtomicU64::new(0);
 pub struct Step<'a> {
     /// The context that the operation began with: its own root, or the span of a caller under which it hangs.
     pub context: TraceContext,
-    /// UID of the VM or VMI.
+    /// UID of the VMI, or an id of the request.
     pub cell: &'a str,
     /// `start`, `stop`, ...
     pub operation: &'a str,
@@ -34,6 +34,9 @@ pub struct Step<'a> {
     pub step: Option<&'a str>,
     /// The step that this one belongs to; `None` hangs it under the operation itself.
     pub parent: Option<&'a str>,
+    /// The trace was begun for this very operation, whose span is its root. Otherwise the operation hangs under the span of
+    /// the context, as what else follows from one write does.
+    pub begins: bool,
     /// When it began.
     pub start: SystemTime,
     /// When it ended.
@@ -62,9 +65,12 @@ pub fn steps_dropped() -> u64 {
 fn span(step: Step<'_>) -> SpanData {
     let c = step.context;
     let derived = |name: &str| SpanId::from_bytes(context::span_id(&c.trace_id, step.cell, step.operation, name));
-    let operation = SpanId::from_bytes(c.operation(step.cell, step.operation).span_id);
+    let operation = match step.begins {
+        true => SpanId::from_bytes(c.span_id),
+        false => SpanId::from_bytes(c.operation(step.cell, step.operation).span_id),
+    };
     let (id, parent) = match step.step {
-        None if c.is_root() => (operation, SpanId::INVALID),
+        None if step.begins => (operation, SpanId::INVALID),
         None => (operation, SpanId::from_bytes(c.span_id)),
         Some(name) => (derived(name), step.parent.map_or(operation, derived)),
     };
@@ -83,7 +89,7 @@ fn span(step: Step<'_>) -> SpanData {
             TraceState::default(),
         ),
         parent_span_id: parent,
-        parent_span_is_remote: step.step.is_none() && !c.is_root(),
+        parent_span_is_remote: step.step.is_none() && !step.begins,
         span_kind: SpanKind::Internal,
         name: name.into(),
         start_time: step.start,
@@ -137,6 +143,7 @@ mod tests {
             operation: "start",
             step,
             parent,
+            begins: true,
             start: at,
             end: at,
             attributes: vec![("k8s.namespace.name", "default".into())],
@@ -159,11 +166,24 @@ mod tests {
     #[test]
     fn an_operation_of_a_caller_hangs_under_the_callers_span() {
         let caller = TraceContext::random().child([7; 8]);
-        let own = span(step(caller, None, None));
+        let below = |name| Step { begins: false, ..step(caller, name, None) };
+        let own = span(below(None));
         assert_eq!(own.parent_span_id, SpanId::from_bytes([7; 8]));
         assert_ne!(own.span_context.span_id(), SpanId::from_bytes([7; 8]));
-        let a = span(step(caller, Some("schedule"), None));
+        let a = span(below(Some("schedule")));
         assert_eq!(a.parent_span_id, own.span_context.span_id());
         assert_eq!(a.span_context.trace_id(), TraceId::from_bytes(caller.trace_id));
+    }
+
+    #[test]
+    fn operations_that_follow_from_one_write_are_spans_of_their_own_below_it() {
+        let c = TraceContext::random();
+        let write = span(Step { cell: "", operation: "write", ..step(c, None, None) });
+        let mut seen = std::collections::HashSet::from([write.span_context.span_id()]);
+        for (cell, operation) in [("u1", "start"), ("u1", "stop"), ("u2", "start"), ("u2", "stop")] {
+            let s = span(Step { cell, operation, begins: false, ..step(c, None, None) });
+            assert_eq!(s.parent_span_id, write.span_context.span_id());
+            assert!(seen.insert(s.span_context.span_id()), "{cell} {operation}");
+        }
     }
 }

@@ -42,6 +42,7 @@ async fn a_step_arrives_at_the_collector() {
         operation: "start",
         step,
         parent: None,
+        begins: true,
         start: now,
         end: now + Duration::from_millis(5),
         attributes: vec![],

@@ -113,6 +113,20 @@ fn what_keeps_a_pod_from_starting_is_named() -> Result<()> {
     let choosy = Vm::apply(cluster, &choosy)?;
     complains(&choosy, &["ErrorUnschedulable"], &["node affinity/selector"], "label a node")?;
     choosy.delete()?;
+    // A CPU that no node here has; one that the nodes have is found by the labels that they were given.
+    let node = cluster.json(&["get", "nodes"])?["items"][0].clone();
+    let models: Vec<String> = node["metadata"]["labels"]
+        .as_object()
+        .into_iter()
+        .flatten()
+        .filter_map(|(label, _)| label.strip_prefix("cpu-model.node.kubevirt.io/").map(str::to_owned))
+        .collect();
+    ensure!(models.iter().any(|m| m == "Nehalem"), "{models:?}");
+    let mut old = vm("why-cpu");
+    old.spec()["domain"]["cpu"] = json!({"model": "Zilog-Z80"});
+    let old = Vm::apply(cluster, &old)?;
+    complains(&old, &["ErrorUnschedulable"], &["node affinity/selector"], "a CPU model")?;
+    old.delete()?;
 
     let secret = json!({"cloudInitNoCloud": {"secretRef": {"name": "why-no-secret"}}});
     let keyless = Vm::apply(cluster, &vm("why-secret").disk("init", json!({"disk": {"bus": "virtio"}}), secret))?;

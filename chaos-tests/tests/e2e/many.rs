@@ -94,6 +94,8 @@ fn a_replica_set_keeps_its_number() -> Result<()> {
         "spec": {"replicas": 3, "selector": {"matchLabels": {"test": name}}, "template": template}});
     cluster.apply(&set.to_string())?;
     let three = replicas(cluster, name, 3)?;
+    let (code, out, said) = cluster.virtfold(&["explain", "vmirs/flock"])?;
+    ensure!(code == 0 && out.starts_with("flock is 3 of 3 ready, as it should be."), "{code} {out}{said}");
 
     cluster.ok(&["scale", "vmirs", name, "--replicas=2"])?;
     let two = replicas(cluster, name, 2)?;

@@ -82,6 +82,12 @@ fn a_lost_node_keeps_its_guest_until_it_is_fenced() -> Result<()> {
         let ready = condition(&node, "Ready").0.to_owned();
         Ok(if ready == "Unknown" { Ok(()) } else { Err(ready) })
     })?;
+    let explained = |what: &str| -> Result<String> {
+        let (code, out, said) = cluster.virtfold(&["explain", "node", &before.node])?;
+        ensure!(code == 0 && out.contains(what), "no '{what}' in {code}: {out}{said}");
+        Ok(out)
+    };
+    explained(&format!("{} is NotReady and waits for the node to be ready", before.node))?;
     let watched = Instant::now();
     while watched.elapsed() < WATCHED {
         alone()?;
@@ -103,6 +109,7 @@ fn a_lost_node_keeps_its_guest_until_it_is_fenced() -> Result<()> {
         (new && vmi["status"]["phase"] == "Running").then_some(())
     })?;
     eprintln!("it runs elsewhere {:.1} s after the fence", fenced.elapsed().as_secs_f32());
+    explained(&format!("{} is Fenced and waits for somebody to take the out-of-service taint off", before.node))?;
     let witness = vm.vm()?["metadata"]["annotations"]["virtfold.io/fenced"].as_str().unwrap_or_default().to_owned();
     ensure!(witness.contains(&before.vmi_uid) && witness.contains(&before.node), "{witness:?}\n{}", vm.story());
     vm.wait_printable("Running", SILENCE)?;

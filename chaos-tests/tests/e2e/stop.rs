@@ -3,11 +3,13 @@
 use super::{e2e, shared};
 use anyhow::{Result, ensure};
 use chaos_tests::e2e::{
+    cluster::condition,
     manifest::vm,
     process,
     vm::{START, Vm},
     wait,
 };
+use serde_json::json;
 use std::time::{Duration, Instant};
 
 #[test]
@@ -31,19 +33,36 @@ fn a_guest_that_will_not_stop_is_killed_after_its_grace() -> Result<()> {
 fn the_users_commands_pause_reset_reboot_restart_stop_and_start() -> Result<()> {
     e2e!();
     let (_turn, cluster) = shared()?;
-    let vm = Vm::running(cluster, &vm("stop-commands"))?;
+    let mut manifest = vm("stop-commands");
+    manifest.spec()["readinessProbe"] =
+        json!({"exec": {"command": ["/bin/cat", "/run/well"]}, "periodSeconds": 1, "timeoutSeconds": 10});
+    // From when on it answers, and for how long it may not, leaves the reboots below alone.
+    manifest.spec()["livenessProbe"] =
+        json!({"guestAgentPing": {}, "periodSeconds": 2, "timeoutSeconds": 10, "failureThreshold": 300});
+    let vm = Vm::running(cluster, &manifest)?;
     let say = |arguments: &[&str]| -> Result<()> {
         let (code, out, error) = cluster.virtfold(arguments)?;
         ensure!(code == 0, "virtfold {} ended with {code}: {out}{error}", arguments.join(" "));
         Ok(())
     };
     let mut console = vm.shell()?;
+    // The probe runs in the guest, by its agent; what it lacks is told.
+    vm.wait_condition("AgentConnected", "True", START)?;
+    wait::until("why it is not ready", START, || {
+        let (_, out, said) = cluster.virtfold(&["explain", "stop-commands"])?;
+        let named = out.contains("Readiness probe failed: ") && out.contains("/run/well");
+        Ok(if named { Ok(()) } else { Err(format!("{out}{said}")) })
+    })?;
+    ensure!(condition(&vm.vmi()?, "Ready").0 == "False");
+    console.run("touch /run/well")?;
+    vm.wait_condition("Ready", "True", START)?;
     say(&["pause", "vm", "stop-commands"])?;
     vm.wait_condition("Paused", "True", START)?;
     vm.wait_printable("Paused", START)?;
     say(&["unpause", "vmi/stop-commands"])?;
     vm.wait_condition("Paused", "", START)?;
     ensure!(console.run("echo awake")? == "awake");
+    vm.wait_condition("Ready", "True", START)?;
 
     // The same guest, which has lost what it had in memory.
     let first = vm.parts()?;

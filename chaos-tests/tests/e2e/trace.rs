@@ -85,8 +85,6 @@ fn a_start_is_one_trace_across_the_processes() -> Result<()> {
         let seen = process.arguments.join(" ") + &String::from_utf8_lossy(&environment);
         ensure!(!seen.contains(secret), "process {} ({}) shows user data", process.pid, process.name);
     }
-    // What the end of the machine adds is another operation.
-    let start: Vec<(String, Span)> = of_trace();
     machine.delete()?;
     ensure!(cluster.terminate(std::time::Duration::from_secs(60))? == Some(0), "{}", cluster.log_tail());
     ensure!(!format!("{spans:?}").contains(secret), "a span shows user data");
@@ -106,23 +104,40 @@ fn a_start_is_one_trace_across_the_processes() -> Result<()> {
     }
     ensure!(lines > 40, "the journals have {lines} records");
 
-    let story = start
+    let all: Vec<(String, Span)> = of_trace();
+    let story = all
         .iter()
         .map(|(service, s)| format!("{service} {} {} <- {}", s.name, hex(&s.span_id), hex(&s.parent_span_id)))
         .collect::<Vec<_>>()
         .join("\n");
-    let roots = start.iter().filter(|(_, s)| s.name == "start").collect::<Vec<_>>();
-    ensure!(roots.len() == 1 && roots[0].1.parent_span_id.is_empty(), "one root:\n{story}");
-    ensure!(parent.contains(&hex(&roots[0].1.span_id)), "the root is the annotation's span:\n{story}");
-    let ids: BTreeSet<&[u8]> = start.iter().map(|(_, s)| s.span_id.as_slice()).collect();
-    ensure!(ids.len() == start.len(), "a span was emitted twice:\n{story}");
-    for step in ["create-vmi", "prepare-pod", "authorise", "boot", "guest-agent"] {
-        ensure!(start.iter().any(|(_, s)| s.name == step), "no span '{step}':\n{story}");
+    let named = |name: &str| -> Result<&Span> {
+        let mut found = all.iter().filter(|(_, s)| s.name == name).map(|(_, s)| s);
+        let one = found.next().ok_or_else(|| anyhow::anyhow!("no span '{name}':\n{story}"))?;
+        ensure!(found.next().is_none(), "two spans '{name}':\n{story}");
+        Ok(one)
+    };
+    let root = named("write")?;
+    ensure!(root.parent_span_id.is_empty(), "the write is the root:\n{story}");
+    ensure!(parent.contains(&hex(&root.span_id)), "the root is the annotation's span:\n{story}");
+    let ids: BTreeSet<&[u8]> = all.iter().map(|(_, s)| s.span_id.as_slice()).collect();
+    ensure!(ids.len() == all.len(), "two spans have one id:\n{story}");
+    // The end of the machine is another operation that follows from the same write.
+    for (operation, steps) in [
+        ("start", &["create-vmi", "prepare-pod", "authorise", "boot", "guest-agent"][..]),
+        ("stop", &["shutdown", "teardown"][..]),
+    ] {
+        let whole = named(operation)?;
+        ensure!(whole.parent_span_id == root.span_id, "'{operation}' follows from the write:\n{story}");
+        for step in steps {
+            ensure!(named(step)?.parent_span_id == whole.span_id, "'{step}' is of the {operation}:\n{story}");
+        }
     }
-    for (_, s) in &start {
+    for (_, s) in &all {
         ensure!(s.end_time_unix_nano >= s.start_time_unix_nano, "{} ends before it begins", s.name);
+        let known = s.parent_span_id.is_empty() || ids.contains(s.parent_span_id.as_slice());
+        ensure!(known, "nobody told of the parent of '{}':\n{story}", s.name);
     }
-    let services: BTreeSet<&str> = start.iter().map(|(service, _)| service.as_str()).collect();
+    let services: BTreeSet<&str> = all.iter().map(|(service, _)| service.as_str()).collect();
     ensure!(services.len() >= 2, "spans of one process only:\n{story}");
     Ok(())
 }

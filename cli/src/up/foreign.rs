@@ -116,8 +116,13 @@ struct Asks {
 }
 
 impl Explain for Asks {
-    fn explain(&self, namespace: &str, name: &str) -> BoxFuture<'static, Result<serde_json::Value, gateway::Status>> {
-        let (own, leader) = (self.own.explain(namespace, name), self.leader.explain(namespace, name));
+    fn explain(
+        &self,
+        resource: &str,
+        namespace: &str,
+        name: &str,
+    ) -> BoxFuture<'static, Result<serde_json::Value, gateway::Status>> {
+        let (own, leader) = (self.own.explain(resource, namespace, name), self.leader.explain(resource, namespace, name));
         Box::pin(async move {
             match own.await {
                 Err(why) if why.code == 503 => leader.await.map_err(|_| why),

@@ -9,7 +9,7 @@ use embedded::semantics::Status;
 use embedded::server::{Admission, AdmissionRequest, AdmissionResponse, Aggregated, ApiServer, Operation, Response};
 use futures::future::BoxFuture;
 use gateway::{AdmissionInput, Authorization, Gateway};
-use reconcilers::{ExplainError, Explainer};
+use reconcilers::{ExplainError, Explainer, Subject};
 use tower::ServiceExt;
 
 use super::Site;
@@ -39,13 +39,19 @@ pub fn install(site: &Site<'_>, server: &ApiServer) -> anyhow::Result<()> {
 pub struct Why(pub Explainer);
 
 impl gateway::Explain for Why {
-    fn explain(&self, namespace: &str, name: &str) -> BoxFuture<'static, Result<serde_json::Value, gateway::Status>> {
-        let (explainer, key) = (self.0.clone(), state::Key::new(namespace, name));
+    fn explain(
+        &self,
+        resource: &str,
+        namespace: &str,
+        name: &str,
+    ) -> BoxFuture<'static, Result<serde_json::Value, gateway::Status>> {
+        let explainer = self.0.clone();
+        let subject = Subject::of(resource, namespace, name);
         Box::pin(async move {
             let failed = |code, reason, error: &dyn std::fmt::Display| {
                 Err(gateway::Status::new(code, reason, error.to_string()))
             };
-            match explainer.explain(&key).await {
+            match explainer.explain(&subject).await {
                 Ok(e) => serde_json::to_value(e).or_else(|e| failed(500, "InternalError", &e)),
                 Err(e @ (ExplainError::NotLeading(_) | ExplainError::Unknown(_))) => {
                     failed(503, "ServiceUnavailable", &e)

@@ -8,7 +8,7 @@ use serde_json::Value;
 use state::Key;
 use state::explain::{Explanation, WaitKind};
 
-use super::cluster::{Cluster, Kind, connect, machine, plain};
+use super::cluster::{Cluster, Kind, Machine, connect, machine, plain};
 use super::output::print;
 use crate::args::{self, Output};
 
@@ -28,15 +28,35 @@ pub async fn run(options: args::Explain) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// The pod that was named, if it was one.
-fn pod(words: &[String]) -> Option<&str> {
-    let (kind, name) = match words {
-        [one] => one.split_once('/')?,
-        [kind, name] => (kind.as_str(), name.as_str()),
-        _ => return None,
-    };
-    matches!(kind, "po" | "pod" | "pods").then_some(name).filter(|n| !n.is_empty() && !n.contains('/'))
+/// What is to be explained.
+#[derive(Debug, PartialEq, Eq)]
+enum Named {
+    Machine(Machine),
+    /// A launcher pod stands for its machine.
+    Pod(String),
+    Set(String),
+    Node(String),
 }
+
+/// What was named; machines are read as everywhere.
+fn named(words: &[String]) -> anyhow::Result<Named> {
+    let apart = match words {
+        [one] => one.split_once('/'),
+        [kind, name] => Some((kind.as_str(), name.as_str())),
+        _ => None,
+    };
+    let Some((kind, name)) = apart.filter(|(_, name)| !name.is_empty() && !name.contains('/')) else {
+        return machine(words).map(Named::Machine);
+    };
+    Ok(match kind {
+        "po" | "pod" | "pods" => Named::Pod(name.into()),
+        "no" | "node" | "nodes" => Named::Node(name.into()),
+        "vmirs" | "vmirss" | SET | "virtualmachineinstancereplicasets" => Named::Set(name.into()),
+        _ => Named::Machine(machine(words)?),
+    })
+}
+
+const SET: &str = "virtualmachineinstancereplicaset";
 
 async fn get(cluster: &Cluster, path: &str) -> anyhow::Result<Value> {
     let request = http::Request::get(path).body(Vec::new())?;
@@ -44,38 +64,37 @@ async fn get(cluster: &Cluster, path: &str) -> anyhow::Result<Value> {
 }
 
 async fn live(options: &args::Explain) -> anyhow::Result<Explanation> {
-    let named = match pod(&options.machine) {
-        Some(_) => None,
-        None => Some(machine(&options.machine)?),
-    };
+    let named = named(&options.machine)?;
     let cluster = connect(&options.target).await?;
-    let (kind, name) = match (named, pod(&options.machine)) {
-        (Some(machine), _) => (machine.kind, machine.name),
-        (None, pod) => {
-            let pod = pod.unwrap_or_default();
+    let (resource, name) = match named {
+        Named::Machine(machine) => (machine.kind.plural(), machine.name),
+        Named::Set(name) => ("virtualmachineinstancereplicasets", name),
+        Named::Node(name) => ("nodes", name),
+        Named::Pod(pod) => {
             let found = get(&cluster, &format!("/api/v1/namespaces/{}/pods/{pod}", cluster.namespace)).await?;
             let owners = found.pointer("/metadata/ownerReferences").and_then(Value::as_array);
             let owner = owners.into_iter().flatten().find(|o| o["kind"] == "VirtualMachineInstance");
             let Some(name) = owner.and_then(|o| o["name"].as_str()) else {
                 bail!("pod {pod} is not the launcher of a virtual machine");
             };
-            (Kind::Vmi, name.to_owned())
+            (Kind::Vmi.plural(), name.to_owned())
         }
     };
-    let path =
-        format!("/apis/subresources.kubevirt.io/v1/namespaces/{}/{}/{name}/explain", cluster.namespace, kind.plural());
+    let place = if resource == "nodes" { String::new() } else { format!("namespaces/{}/", cluster.namespace) };
+    let path = format!("/apis/subresources.kubevirt.io/v1/{place}{resource}/{name}/explain");
     serde_json::from_value(get(&cluster, &path).await?).context("the cluster's explanation is of another version")
 }
 
 fn recorded(options: &args::Explain, dir: &Path) -> anyhow::Result<Explanation> {
     let namespace = options.target.namespace.as_deref().unwrap_or("default");
     let read = || format!("cannot read the journal in {}", dir.display());
-    let key = match pod(&options.machine) {
-        Some(pod) => match reconcilers::find_in_journal(dir, namespace, pod).with_context(read)? {
+    let key = match named(&options.machine)? {
+        Named::Pod(pod) => match reconcilers::find_in_journal(dir, namespace, &pod).with_context(read)? {
             Some(key) => key,
             None => bail!("pod {pod} is not in the journal in {}", dir.display()),
         },
-        None => Key::new(namespace, machine(&options.machine)?.name),
+        Named::Machine(machine) => Key::new(namespace, machine.name),
+        Named::Set(_) | Named::Node(_) => bail!("a journal explains machines; sets and nodes are asked for live"),
     };
     let (story, gaps) = reconcilers::read_journal(dir, &key).with_context(read)?;
     if story.is_empty() {
@@ -192,11 +211,20 @@ mod tests {
     }
 
     #[test]
-    fn pods_are_told_from_machines() {
-        assert_eq!(pod(&words("pod/a")), Some("a"));
-        assert_eq!(pod(&words("pods a")), Some("a"));
-        for other in ["vm/a", "a", "pod/", "pod/a/b"] {
-            assert_eq!(pod(&words(other)), None, "{other}");
+    fn what_is_named_is_told_apart() {
+        let machine = |kind| Named::Machine(Machine { kind, name: "a".into() });
+        for (text, what) in [
+            ("pod/a", Named::Pod("a".into())),
+            ("pods a", Named::Pod("a".into())),
+            ("vmirs/a", Named::Set("a".into())),
+            ("node a", Named::Node("a".into())),
+            ("vmi/a", machine(Kind::Vmi)),
+            ("a", machine(Kind::Vm)),
+        ] {
+            assert_eq!(named(&words(text)).unwrap(), what, "{text}");
+        }
+        for wrong in ["pod/", "pod/a/b", "node/", "bus/a", "a b c"] {
+            assert!(named(&words(wrong)).is_err(), "{wrong}");
         }
     }
 

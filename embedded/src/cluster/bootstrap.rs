@@ -99,6 +99,8 @@ pub fn objects() -> Vec<Value> {
         "virtualmachines/objectgraph",
         "virtualmachines/explain",
         "virtualmachineinstances/explain",
+        "virtualmachineinstancereplicasets/explain",
+        "nodes/explain",
     ];
     let edits = [
         "virtualmachineinstances/pause",

@@ -1,7 +1,7 @@
-//! Probes that a kubelet carries out over the network: `tcpSocket` and `httpGet` of the container, from the node's network.
+//! Probes that a kubelet carries out: `tcpSocket` and `httpGet` of the container, from the node's network, and `exec` in it.
 //!
-//! A readiness probe decides on the container's `ready`, a liveness probe on its life. What cannot be asked here (grpc, exec,
-//! HTTPS) is refused with the pod, so that no answer is made up.
+//! A readiness probe decides on the container's `ready`, a liveness probe on its life. What cannot be asked here (grpc, HTTPS) is
+//! refused with the pod, so that no answer is made up.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -15,17 +15,23 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
+use super::bundle::{BINARY, BINARY_IN_POD};
+use super::runc::Runc;
+
 /// What of an HTTP answer is read: the status line.
 const ANSWER: usize = 256;
 
 /// What is asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Ask {
-    /// None: the pod's own address.
-    host: Option<String>,
-    port: u16,
-    /// Request of an HTTP probe.
-    request: Option<String>,
+enum Ask {
+    Connection {
+        /// None: the pod's own address.
+        host: Option<String>,
+        port: u16,
+        /// Request of an HTTP probe.
+        request: Option<String>,
+    },
+    Command(Vec<String>),
 }
 
 /// A probe that can be carried out.
@@ -58,7 +64,8 @@ fn plan(container: &Container, probe: &Probe) -> Result<Plan, String> {
     let seconds = |n: Option<i32>, default: u32| Duration::from_secs(number(n, default).into());
     let no_port = || "a probe names a port that the container does not have".to_owned();
     let ask = if let Some(tcp) = &probe.tcp_socket {
-        Ask { host: tcp.host.clone(), port: port(container, &tcp.port).ok_or_else(no_port)?, request: None }
+        let port = port(container, &tcp.port).ok_or_else(no_port)?;
+        Ask::Connection { host: tcp.host.clone(), port, request: None }
     } else if let Some(http) = &probe.http_get {
         if http.scheme.as_deref().is_some_and(|s| !s.eq_ignore_ascii_case("http")) {
             return Err("a probe over HTTPS is not supported".into());
@@ -75,9 +82,11 @@ fn plan(container: &Container, probe: &Probe) -> Result<Plan, String> {
             head.push_str(&format!("Host: {}\r\n", http.host.as_deref().unwrap_or("pod")));
         }
         head.push_str("User-Agent: kube-probe/virtfold\r\nAccept: */*\r\nConnection: close\r\n\r\n");
-        Ask { host: http.host.clone(), port: number, request: Some(head) }
+        Ask::Connection { host: http.host.clone(), port: number, request: Some(head) }
+    } else if let Some(command) = probe.exec.as_ref().and_then(|e| e.command.clone()).filter(|c| !c.is_empty()) {
+        Ask::Command(command.into_iter().map(|a| if a == BINARY_IN_POD { BINARY.to_owned() } else { a }).collect())
     } else {
-        return Err("a probe of a kind that is not supported (tcpSocket and httpGet are)".into());
+        return Err("a probe of a kind that is not supported (tcpSocket, httpGet and exec are)".into());
     };
     Ok(Plan {
         ask,
@@ -119,42 +128,83 @@ impl Level {
 /// Where probes are sent to and from.
 #[derive(Debug, Clone)]
 pub(super) struct From {
-    /// The pod.
-    pub pod: IpAddr,
+    /// The pod; none where it has no network.
+    pub pod: Option<IpAddr>,
     /// File of the network namespace to ask from; none for the process's own.
     pub netns: Option<PathBuf>,
+    /// The container.
+    pub container: (Runc, String),
 }
 
-async fn connect(from: &From, ask: &Ask) -> std::io::Result<TcpStream> {
-    let host = match &ask.host {
+async fn connect(from: &From, host: Option<&String>, port: u16) -> std::io::Result<TcpStream> {
+    let host = match host {
         Some(host) => host.parse().map_err(std::io::Error::other)?,
-        None => from.pod,
+        None => from.pod.ok_or_else(|| std::io::Error::other("the pod has no address"))?,
     };
-    let address = SocketAddr::new(host, ask.port);
+    let address = SocketAddr::new(host, port);
     match &from.netns {
         Some(netns) => crate::netns::dial(netns.clone(), address).await,
         None => TcpStream::connect(address).await,
     }
 }
 
-async fn good(from: &From, ask: &Ask) -> std::io::Result<bool> {
-    let mut stream = connect(from, ask).await?;
-    let Some(request) = &ask.request else { return Ok(true) };
+/// The error says in what way the answer is bad.
+async fn ask(from: &From, ask: &Ask) -> Result<(), String> {
+    match ask {
+        Ask::Connection { host, port, request } => {
+            let answer = exchange(from, host.as_ref(), *port, request.as_deref()).await.map_err(|e| e.to_string())?;
+            let code = answer.split(' ').nth(1).and_then(|c| c.parse::<u16>().ok());
+            match code {
+                _ if request.is_none() => Ok(()),
+                Some(200..400) if answer.starts_with("HTTP/") => Ok(()),
+                Some(code) if answer.starts_with("HTTP/") => Err(format!("HTTP probe failed with statuscode: {code}")),
+                Some(_) | None => Err("the answer is no HTTP".into()),
+            }
+        }
+        Ask::Command(command) => {
+            let (runc, id) = &from.container;
+            match runc.exec(id, command).await {
+                Ok((0, _)) => Ok(()),
+                Ok((code, said)) if said.is_empty() => Err(format!("the command ended with {code}")),
+                Ok((_, said)) => Err(said),
+                Err(e) => Err(e.to_string()),
+            }
+        }
+    }
+}
+
+async fn exchange(from: &From, host: Option<&String>, port: u16, request: Option<&str>) -> std::io::Result<String> {
+    let mut stream = connect(from, host, port).await?;
+    let Some(request) = request else { return Ok(String::new()) };
     stream.write_all(request.as_bytes()).await?;
     let mut answer = Vec::new();
     stream.take(ANSWER as u64).read_to_end(&mut answer).await?;
-    let line = String::from_utf8_lossy(&answer);
-    let code = line.split(' ').nth(1).and_then(|c| c.parse::<u16>().ok());
-    Ok(line.starts_with("HTTP/") && code.is_some_and(|c| (200..400).contains(&c)))
+    Ok(String::from_utf8_lossy(&answer).into_owned())
 }
 
-async fn probe(plan: Plan, from: From, level: watch::Sender<bool>) {
-    let mut count = Level { now: *level.borrow(), against: 0 };
+/// What a probe has found out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Health {
+    /// It holds.
+    pub holds: bool,
+    /// What the last answer lacked; empty where it lacked nothing.
+    pub trouble: String,
+}
+
+async fn probe(plan: Plan, from: From, level: watch::Sender<Health>) {
+    let mut count = Level { now: level.borrow().holds, against: 0 };
     sleep(plan.delay).await;
     loop {
-        let answer = timeout(plan.limit, good(&from, &plan.ask)).await;
-        let now = count.count(matches!(answer, Ok(Ok(true))), &plan);
-        level.send_if_modified(|level| std::mem::replace(level, now) != now);
+        let trouble = match timeout(plan.limit, ask(&from, &plan.ask)).await {
+            Ok(answer) => answer.err().unwrap_or_default(),
+            Err(_) => format!("no answer within {:?}", plan.limit),
+        };
+        let now = Health { holds: count.count(trouble.is_empty(), &plan), trouble };
+        level.send_if_modified(|level| {
+            let changed = *level != now;
+            *level = now;
+            changed
+        });
         sleep(plan.period).await;
     }
 }
@@ -162,27 +212,28 @@ async fn probe(plan: Plan, from: From, level: watch::Sender<bool>) {
 /// The probes of a running container. They end when this is dropped.
 pub(super) struct Probes {
     /// Whether the container is ready.
-    pub ready: watch::Receiver<bool>,
+    pub ready: watch::Receiver<Health>,
     /// Whether it lives.
-    pub alive: watch::Receiver<bool>,
+    pub alive: watch::Receiver<Health>,
     _tasks: JoinSet<()>,
-    _senders: Vec<watch::Sender<bool>>,
+    _senders: Vec<watch::Sender<Health>>,
 }
 
 /// Starts the probes of a pod's container. `was_ready` is what the pod says already: a runner that starts again takes no readiness
 /// away.
-pub(super) fn start(pod: Option<&Pod>, from: Option<From>, was_ready: bool) -> Probes {
+pub(super) fn start(pod: Option<&Pod>, from: &From, was_ready: bool) -> Probes {
     let container = pod.and_then(|p| p.spec.as_ref()?.containers.first());
     let plan_of = |probe: Option<&Probe>| container.zip(probe).and_then(|(c, p)| plan(c, p).ok());
-    let readiness = plan_of(container.and_then(|c| c.readiness_probe.as_ref())).zip(from.clone());
-    let liveness = plan_of(container.and_then(|c| c.liveness_probe.as_ref())).zip(from);
-    let (ready_sender, ready) = watch::channel(readiness.is_none() || was_ready);
-    let (alive_sender, alive) = watch::channel(true);
+    let readiness = plan_of(container.and_then(|c| c.readiness_probe.as_ref()));
+    let liveness = plan_of(container.and_then(|c| c.liveness_probe.as_ref()));
+    let level = |holds| watch::channel(Health { holds, trouble: String::new() });
+    let (ready_sender, ready) = level(readiness.is_none() || was_ready);
+    let (alive_sender, alive) = level(true);
     let mut tasks = JoinSet::new();
     let mut kept = Vec::new();
     for (work, sender) in [(readiness, ready_sender), (liveness, alive_sender)] {
         match work {
-            Some((plan, from)) => drop(tasks.spawn(probe(plan, from, sender))),
+            Some(plan) => drop(tasks.spawn(probe(plan, from.clone(), sender))),
             // A level that nobody changes.
             None => kept.push(sender),
         }
@@ -207,11 +258,17 @@ mod tests {
     fn probes_are_read_and_what_cannot_be_asked_is_refused() {
         let c = container(json!({"httpGet": {"port": "web", "path": "/h"}, "periodSeconds": 2, "failureThreshold": 5}));
         let plan = plan(&c, c.readiness_probe.as_ref().unwrap()).unwrap();
-        assert_eq!((plan.ask.port, plan.period, plan.failures, plan.successes), (80, Duration::from_secs(2), 5, 1));
-        assert!(plan.ask.request.unwrap().starts_with("GET /h HTTP/1.1\r\nHost: pod\r\n"));
+        assert_eq!((plan.period, plan.failures, plan.successes), (Duration::from_secs(2), 5, 1));
+        let Ask::Connection { port: 80, request: Some(request), .. } = plan.ask else { panic!("{:?}", plan.ask) };
+        assert!(request.starts_with("GET /h HTTP/1.1\r\nHost: pod\r\n"));
+        let c = container(json!({"exec": {"command": [BINARY_IN_POD, "guest-probe"]}}));
+        let found = super::plan(&c, c.readiness_probe.as_ref().unwrap()).unwrap().ask;
+        assert_eq!(found, Ask::Command(vec![BINARY.into(), "guest-probe".into()]));
+        let c = container(json!({"httpGet": {"port": "web"}}));
         assert_eq!(refusal(&c), None);
         for probe in [
             json!({"grpc": {"port": 1}}),
+            json!({"exec": {"command": []}}),
             json!({"tcpSocket": {"port": "no"}}),
             json!({"httpGet": {"port": 1, "scheme": "HTTPS"}}),
         ] {
@@ -241,9 +298,10 @@ mod tests {
                 stream.write_all(format!("HTTP/1.1 {status}\r\n\r\n").as_bytes()).await.unwrap();
             }
         });
-        let from = From { pod: "127.0.0.1".parse().unwrap(), netns: None };
-        let ask = Ask { host: None, port, request: Some("GET / HTTP/1.1\r\n\r\n".into()) };
-        assert!(good(&from, &ask).await.unwrap());
-        assert!(!good(&from, &ask).await.unwrap());
+        let runc = Runc { program: "/bin/true".into(), root: "/".into() };
+        let from = From { pod: "127.0.0.1".parse().ok(), netns: None, container: (runc, "c".into()) };
+        let http = Ask::Connection { host: None, port, request: Some("GET / HTTP/1.1\r\n\r\n".into()) };
+        assert_eq!(ask(&from, &http).await, Ok(()));
+        assert_eq!(ask(&from, &http).await, Err("HTTP probe failed with statuscode: 503".into()));
     }
 }

@@ -9,6 +9,8 @@ use serde::Deserialize;
 
 /// How long one call of the runtime may take.
 const LIMIT: Duration = Duration::from_secs(60);
+/// What is kept of a process's words.
+const ANSWER: usize = 1024;
 
 /// Why the runtime did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -99,6 +101,18 @@ impl Runc {
     /// Lets the container's process go.
     pub async fn start(&self, id: &str) -> Result<(), RuncError> {
         self.call(&["start", id], None).await.map(drop)
+    }
+
+    /// Runs one more process in the container: its exit code, and what it wrote. It is the caller's to give up waiting; the process
+    /// then goes on.
+    pub async fn exec(&self, id: &str, command: &[String]) -> Result<(i32, String), RuncError> {
+        let spawn = |source| RuncError::Spawn { program: self.program.clone(), source };
+        let mut call = tokio::process::Command::new(&self.program);
+        call.arg("--root").arg(&self.root).args(["exec", id]).args(command).stdin(Stdio::null()).kill_on_drop(true);
+        let done = call.output().await.map_err(spawn)?;
+        let said = if done.stdout.is_empty() { &done.stderr } else { &done.stdout };
+        let said = String::from_utf8_lossy(said.get(..ANSWER).unwrap_or(said)).trim().to_owned();
+        Ok((done.status.code().unwrap_or(-1), said))
     }
 
     /// What there is; none when the runtime knows no such container.

@@ -31,7 +31,7 @@ const DEVICES: &str = "the host's devices are not passed through";
 const VOLUME: &str = "only claims, container disks, empty disks and cloud-init are";
 const BINDING: &str = "only masquerade on the pod network is";
 const TIMER: &str = "the hypervisor keeps its own defaults for this timer";
-const PROBE: &str = "nobody asks inside the guest; httpGet and tcpSocket are";
+const PROBE: &str = "of the pod: the kubelet asks the guest over the pod network, or inside of it by its agent";
 const TUNING: &str = "the driver does not set it";
 
 /// `spec` of a VirtualMachine, beside its template's spec.
@@ -54,9 +54,7 @@ pub const INSTANCE: &[Field] = &[
     ("dnsPolicy", Done("of the pod")),
     ("evictionStrategy", HintUnless(&["None"], "there is no live migration yet; an eviction shuts the guest down")),
     ("hostname", Done("")),
-    ("livenessProbe", Done("of the pod: the kubelet asks the guest over the pod network")),
-    ("livenessProbe.exec", Refused(PROBE)),
-    ("livenessProbe.guestAgentPing", Refused(PROBE)),
+    ("livenessProbe", Done(PROBE)),
     ("networks[].multus", Refused(BINDING)),
     ("networks[].name", Done("")),
     ("networks[].pod", Done("")),
@@ -65,9 +63,7 @@ pub const INSTANCE: &[Field] = &[
     ("networks[].resourceClaim", Refused(DEVICES)),
     ("nodeSelector", Done("of the pod")),
     ("priorityClassName", Done("of the pod")),
-    ("readinessProbe", Done("of the pod: the kubelet asks the guest over the pod network")),
-    ("readinessProbe.exec", Refused(PROBE)),
-    ("readinessProbe.guestAgentPing", Refused(PROBE)),
+    ("readinessProbe", Done(PROBE)),
     ("resourceClaims", Refused(DEVICES)),
     ("schedulerName", Done("of the pod")),
     ("serviceAccountName", Refused("the launcher has no service account")),

@@ -43,7 +43,12 @@ pub(super) fn group(versions: &[&str]) -> Value {
 pub(super) fn resources(version: &str) -> Value {
     let entry = |name: String, namespaced: bool| json!({"name": name, "singularName": "", "namespaced": namespaced, "kind": "", "verbs": []});
     let mut list = vec![entry("expand-vm-spec".into(), true)];
-    for (resource, all) in [("virtualmachineinstances", INSTANCE), ("virtualmachines", MACHINE)] {
+    list.push(entry("nodes/explain".into(), false));
+    for (resource, all) in [
+        ("virtualmachineinstancereplicasets", &["explain"][..]),
+        ("virtualmachineinstances", INSTANCE),
+        ("virtualmachines", MACHINE),
+    ] {
         list.extend(all.iter().map(|sub| entry(format!("{resource}/{sub}"), true)));
     }
     json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": format!("{SUBRESOURCE_GROUP}/{version}"), "resources": list})

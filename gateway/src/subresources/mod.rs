@@ -22,6 +22,8 @@ use crate::{Authorization, Inner, kubernetes, limits};
 
 /// Versions of the aggregated API, the preferred one first; they are the same.
 pub const VERSIONS: [&str; 2] = ["v1", "v1alpha3"];
+/// Sets, which are explained and nothing else.
+const SETS: &str = "virtualmachineinstancereplicasets";
 
 impl IntoResponse for Status {
     fn into_response(self) -> Response {
@@ -62,7 +64,7 @@ fn not_found() -> Status {
 }
 
 async fn answer(inner: &Inner, request: Request<Body>) -> Result<Response, Status> {
-    let (mut parts, body) = request.into_parts();
+    let (parts, body) = request.into_parts();
     let path = parts.uri.path().to_owned();
     let segments: Vec<&str> = path.split('/').filter(|s| !s.is_empty()).collect();
     let (version, below) = match segments[..] {
@@ -84,8 +86,20 @@ async fn answer(inner: &Inner, request: Request<Body>) -> Result<Response, Statu
         [one @ ("guestfs" | "start-cluster-profiler" | "stop-cluster-profiler" | "dump-cluster-profiler")] => {
             Err(unsupported(one))
         }
-        ["namespaces", _, "expand-vm-spec"] => Err(unsupported("expand-vm-spec")),
-        ["namespaces", namespace, resource @ ("virtualmachines" | "virtualmachineinstances"), name, rest @ ..]
+        _ => of_objects(inner, parts, body, below).await,
+    }
+}
+
+/// What is below an object; nodes have no namespace.
+async fn of_objects(inner: &Inner, mut parts: Parts, body: Body, below: &[&str]) -> Result<Response, Status> {
+    let place: Vec<&str> = match below {
+        ["namespaces", rest @ ..] => rest.to_vec(),
+        rest => [&[""][..], rest].concat(),
+    };
+    match &place[..] {
+        [namespace, "expand-vm-spec"] if !namespace.is_empty() => Err(unsupported("expand-vm-spec")),
+        [namespace, resource @ ("virtualmachines" | "virtualmachineinstances" | SETS), name, rest @ ..]
+        | [namespace @ "", resource @ "nodes", name, rest @ ..]
             if !rest.is_empty() =>
         {
             let query = parts.uri.query().unwrap_or_default().to_owned();
@@ -99,7 +113,7 @@ async fn answer(inner: &Inner, request: Request<Body>) -> Result<Response, Statu
                 rest,
                 query: &query,
                 user: user(&parts).name,
-                traceparent: span.context.operation(&span.id, &span.operation).to_string(),
+                traceparent: span.own().to_string(),
             };
             let answer = async {
                 authorize(&asked, &parts).await?;
@@ -138,10 +152,17 @@ async fn object(asked: &Asked<'_>, parts: &mut Parts, body: Body) -> Result<Resp
         }
         (_, ["explain"]) => {
             of(Method::GET)?;
-            let of = if asked.resource == "virtualmachines" { kubernetes::VM } else { kubernetes::VMI };
+            let of = match asked.resource {
+                "virtualmachines" => kubernetes::VM,
+                "virtualmachineinstances" => kubernetes::VMI,
+                SETS => kubernetes::SET,
+                _ => kubernetes::NODE,
+            };
             kubernetes::need(&asked.inner.config.client, of, asked.namespace, asked.name).await?;
             match &asked.inner.config.explain {
-                Some(explain) => explain.explain(asked.namespace, asked.name).await.map(|v| json_response(&v)),
+                Some(explain) => {
+                    explain.explain(asked.resource, asked.namespace, asked.name).await.map(|v| json_response(&v))
+                }
                 None => {
                     Err(Status::new(503, "ServiceUnavailable", "this gateway knows no controller that it could ask"))
                 }
@@ -262,6 +283,11 @@ impl Span {
         }
     }
 
+    /// What follows from the request hangs under this.
+    fn own(&self) -> telemetry::TraceContext {
+        if self.context.is_root() { self.context } else { self.context.operation(&self.id, &self.operation) }
+    }
+
     fn end(self, asked: &Asked<'_>, refused: Option<&Status>) {
         telemetry::emit(telemetry::Step {
             context: self.context,
@@ -269,6 +295,7 @@ impl Span {
             operation: &self.operation,
             step: None,
             parent: None,
+            begins: self.context.is_root(),
             start: self.start,
             end: SystemTime::now(),
             attributes: vec![

@@ -124,11 +124,16 @@ pub fn machine(vmi: &Value, facts: &NodeFacts, paths: &Paths) -> Result<Machine,
     Ok(machine)
 }
 
+/// Whether a machine type is one that is started here: q35 and its versions.
+pub(crate) fn is_machine_type(name: &str) -> bool {
+    let plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || b".-_".contains(&b));
+    (name == "q35" || name.starts_with("pc-q35-")) && plain
+}
+
 fn machine_type(domain: &Cursor<'_>) -> Result<String, SpecError> {
     let field = domain.get("machine").get("type");
     let name = field.text()?.unwrap_or("q35");
-    let plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || b".-_".contains(&b));
-    if (name == "q35" || name.starts_with("pc-q35-")) && plain {
+    if is_machine_type(name) {
         return Ok(name.into());
     }
     Err(field.error(format!("only q35 is supported, not {name:?}")))

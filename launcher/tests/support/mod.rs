@@ -152,6 +152,12 @@ impl Launcher {
         self.execute(i, NodeFacts::default())
     }
 
+    /// As a pod's probe asks.
+    pub fn probe(&self, command: &[&str], limit: Duration) -> Result<(i32, String), String> {
+        let command = command.iter().map(|a| (*a).to_owned()).collect();
+        self.runtime.block_on(launcher::probe::ask(&self.path("share"), command, limit))
+    }
+
     pub fn verb(&mut self, verb: &str, id: &str, body: &str) -> VerbReply {
         let request = VerbRequest {
             id: id.into(),

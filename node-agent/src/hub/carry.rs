@@ -204,6 +204,7 @@ impl Step {
             operation: "start",
             step: Some(self.name),
             parent: Some("boot"),
+            begins: false,
             start: self.start,
             end: SystemTime::now(),
             attributes: Vec::new(),

@@ -29,11 +29,22 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::launchers::{Launcher, Launchers, Names, Prepared};
-use crate::{Accelerator, PodFacts, PodSource};
+use crate::{Accelerator, Offers, PodFacts, PodSource};
 use machine::Machine;
 
 /// How the modelled guests are run.
 const ACCELERATOR: &str = "kvm";
+/// CPU models that guests of a modelled node can name.
+const CPU_MODELS: [&str; 8] = [
+    "Nehalem",
+    "SandyBridge",
+    "Haswell",
+    "Broadwell",
+    "Skylake-Client",
+    "Skylake-Server",
+    "Cascadelake-Server",
+    "EPYC",
+];
 /// Nodes that are written at the same time.
 const AT_ONCE: usize = 16;
 
@@ -288,7 +299,9 @@ async fn agent(
     let address = listener.local_addr().map_err(listen)?.to_string();
     let tls = (config.identity)(name).map_err(|source| Error::Identity { node: name.to_owned(), source })?;
     let view = Arc::new(View(place));
-    let found = Accelerator { name: ACCELERATOR.into(), cpu_model: "host-model".into() };
+    let strings = |all: &[&str]| all.iter().map(|s| (*s).to_owned()).collect();
+    let offers = Offers { cpu_models: strings(&CPU_MODELS), machine_types: strings(&["q35"]), ..Offers::default() };
+    let found = Accelerator { name: ACCELERATOR.into(), cpu_model: CPU_MODELS[0].into(), offers };
     let agent = crate::Config {
         node_name: name.to_owned(),
         client: config.client.clone(),

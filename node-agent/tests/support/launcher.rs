@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use futures::Stream;
 use proto::agent::*;
 use proto::launcher::launcher_server::{Launcher as Rpc, LauncherServer};
-use proto::launcher::{InfoReply, InfoRequest, Order, Update, WatchRequest, update};
+use proto::launcher::{InfoReply, InfoRequest, Order, ProbeReply, ProbeRequest, Update, WatchRequest, update};
 use tokio::net::UnixListener;
 use tokio::sync::watch;
 use tokio_stream::wrappers::UnixListenerStream;
@@ -216,6 +216,10 @@ impl Rpc for Model {
         let ack = answer(result);
         table.answers.insert(i.id, ack.clone());
         Ok(Response::new(ack))
+    }
+
+    async fn probe(&self, _: Request<ProbeRequest>) -> Result<Response<ProbeReply>, Status> {
+        Err(Status::unavailable("there is no guest"))
     }
 
     async fn verb(&self, request: Request<VerbRequest>) -> Result<Response<VerbReply>, Status> {

@@ -12,7 +12,7 @@ use embedded::pki::{Identity, Pki};
 use embedded::server::ApiServer;
 use embedded::storage::Memory;
 use kube::Client;
-use node_agent::{Accelerator, Config, PodFacts, PodSource};
+use node_agent::{Accelerator, Config, Offers, PodFacts, PodSource};
 use proto::agent::node_agent_client::NodeAgentClient;
 use proto::agent::*;
 use proto::transport::{Tls, channel, direct};
@@ -186,7 +186,13 @@ impl World {
             pods: self.pods.clone(),
             probe: Box::new(move || {
                 probes.fetch_add(1, Ordering::Relaxed);
-                Box::pin(async { Accelerator { name: "tcg".into(), cpu_model: "Nehalem".into() } })
+                let offers = Offers {
+                    cpu_models: vec!["Nehalem".into(), "Penryn".into()],
+                    cpu_features: vec!["sse4.2".into()],
+                    cpu_vendor: "AuthenticAMD".into(),
+                    machine_types: vec!["q35".into()],
+                };
+                Box::pin(async { Accelerator { name: "tcg".into(), cpu_model: "Nehalem".into(), offers } })
             }),
             lease: ("virtfold".into(), "virtfold-controller".into()),
             dns: vec!["10.96.0.10".parse().unwrap()],

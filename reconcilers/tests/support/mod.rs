@@ -41,20 +41,11 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
-pub const NODE: &str = "node-1";
+#[path = "../../../embedded/tests/eventually.rs"]
+mod until;
+pub use until::eventually;
 
-/// Polls until something holds.
-pub async fn eventually<F, Fut>(what: &str, mut holds: F)
-where
-    F: FnMut() -> Fut,
-    Fut: Future<Output = bool>,
-{
-    let start = Instant::now();
-    while !holds().await {
-        assert!(start.elapsed() < Duration::from_secs(30), "not within 30 s: {what}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-}
+pub const NODE: &str = "node-1";
 
 #[derive(Debug, Clone, Default)]
 pub struct Launcher {

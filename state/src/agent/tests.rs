@@ -701,8 +701,43 @@ fn any_order_of_events_is_survived() {
                 assert!(instructed && story.cell.session() == Some(1));
             }
             assert!(story.cell.pending.len() <= 1);
+            let again = story.cell.clone().step(&Event::new(story.now, Input::Elapsed));
+            let news: Vec<_> = again.iter().filter(|c| !matches!(c, Command::Wake { .. } | Command::Forget)).collect();
+            assert!(news.is_empty(), "planned twice: {news:?}");
             story.now = story.now.after(Millis((seed >> 50) % SECOND));
             twin.now = story.now;
         }
+    }
+}
+
+#[test]
+fn any_order_of_the_same_sights_ends_in_the_same_level() {
+    let seen = |n: usize| match n {
+        0 => Input::PodObserved { vmi: "v".into(), running: true },
+        1 => Input::VmiObserved(vmi(5)),
+        2 => Input::VmiObserved(vmi(6)),
+        3 => Input::LauncherReported(domain(2, DomainState::Starting)),
+        4 => Input::LauncherReported(domain(3, DomainState::Running)),
+        _ => Input::LauncherReported(domain(4, DomainState::Paused)),
+    };
+    let mut orders: Vec<Vec<usize>> = vec![vec![]];
+    for i in 0..6 {
+        let at = |o: Vec<usize>| (0..=o.len()).map(move |at| [&o[..at], &[i], &o[at..]].concat()).collect::<Vec<_>>();
+        orders = orders.into_iter().flat_map(at).collect();
+    }
+    assert_eq!(orders.len(), 720);
+    let end = |order: &[usize]| {
+        let mut s = Story::new();
+        s.on(Input::LauncherConnected { launcher: "l".into(), epoch: Epoch(0) });
+        for n in order {
+            s.now = Timestamp(1_000_000);
+            s.on(seen(*n));
+        }
+        s.cell.view()
+    };
+    let first = end(&orders[0]);
+    assert_eq!(first.as_ref().map(|d| d.state), Some(DomainState::Paused));
+    for order in &orders {
+        assert_eq!(end(order), first, "{order:?}");
     }
 }

@@ -8,6 +8,7 @@
 //! Where there is no recording, the objects themselves tell the little that they keep: when they were made and when each
 //! phase began.
 
+pub mod groups;
 mod story;
 #[cfg(test)]
 mod tests;
@@ -230,6 +231,9 @@ pub struct Explanation {
     /// Objects whose Events may tell more: kind and name.
     #[serde(skip)]
     pub asks: Vec<(&'static str, String)>,
+    /// What these Events warn of is why it does not go on.
+    #[serde(skip)]
+    graver: bool,
 }
 
 impl Explanation {
@@ -258,6 +262,7 @@ impl Explanation {
             phase,
             node,
             asks: facts.waits.iter().flat_map(|w| asks(w, &facts)).collect(),
+            graver: facts.waits.first().is_some_and(|w| matches!(w, Wait::Preparation { .. })),
             run_strategy: vm.map_or("", |v| v.strategy.name()).to_owned(),
             steps: steps(&story, &facts, as_of),
             waits,
@@ -275,7 +280,7 @@ impl Explanation {
         let Some(wait) = self.waits.first_mut().filter(|_| !warnings.is_empty()) else { return };
         wait.evidence =
             warnings.iter().map(|w| format!("{} {}: {}: {}", w.kind, w.name, w.reason, w.message)).collect();
-        if let (WaitKind::Progress, Some(newest)) = (wait.kind, warnings.first()) {
+        if let (true, WaitKind::Progress, Some(newest)) = (self.graver, wait.kind, warnings.first()) {
             wait.kind = WaitKind::Problem;
             wait.unblock = waits::container(&newest.message);
         }
@@ -289,7 +294,7 @@ fn asks(wait: &Wait, facts: &Facts) -> Vec<(&'static str, String)> {
     if let Wait::Unschedulable { unbound, .. } = wait {
         return unbound.iter().map(|c| (Kind::PersistentVolumeClaim.name(), c.clone())).collect();
     }
-    if let Wait::Preparation { .. } = wait { pod() } else { vec![] }
+    if let Wait::Preparation { .. } | Wait::Readiness { .. } = wait { pod() } else { vec![] }
 }
 
 fn waiting(key: &Key, wait: &Wait, since: Option<Timestamp>) -> Waiting {

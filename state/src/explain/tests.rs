@@ -3,7 +3,7 @@
 
 use super::{Explanation, Story, WaitKind, Warning};
 use crate::{
-    Key, Timestamp,
+    Event, Key, Machine, Timestamp,
     domain::{Cause, DomainState},
     object::{Kind, Refusal, Settled},
     vm::{
@@ -504,6 +504,18 @@ fn what_others_say_of_pod_and_claims_is_evidence() {
     assert_eq!(e.waits[0].kind, WaitKind::Problem);
     assert!(e.waits[0].unblock.contains("create the Secret") && e.waits[0].evidence[0].contains("MountVolume"));
     assert!(e.summary.contains("secret \"s\" not found") && !e.summary.contains("older"), "{}", e.summary);
+    // A guest whose probe fails is no problem of the node, but people want to know what the probe said.
+    let mut w = running("Always");
+    w.kubelet = false;
+    let unready = json!([{"type": "Ready", "status": "False", "reason": "ContainersNotReady", "message": "[compute]"}]);
+    w.edit(Kind::Pod, json!({"status": {"conditions": unready}}));
+    w.settle(5_000);
+    let mut e = explain(&w);
+    assert_eq!((e.waits[0].reason.as_str(), e.asks.len()), ("ContainersNotReady", 1));
+    let pod = e.asks[0].1.clone();
+    e.hear(vec![said("Pod", &pod, "Readiness probe failed: no file", 1)]);
+    assert_eq!((e.waits[0].kind, e.waits[0].evidence.len()), (WaitKind::Progress, 1));
+    assert!(e.summary.contains("Readiness probe failed: no file"), "{}", e.summary);
 }
 
 #[test]
@@ -516,4 +528,86 @@ fn secrets_are_in_no_words() {
     let mut w = World::with(m);
     w.settle(10_000);
     assert!(!serde_json::to_string(&explain(&w)).unwrap().contains("hunter2"));
+}
+
+#[test]
+fn a_set_says_what_it_waits_for() {
+    use crate::set::{Input as In, Set, Sight};
+    let raw = |spec: Value| {
+        let mut o = json!({"metadata": {"name": "web", "namespace": "ns", "uid": "s", "resourceVersion": "5"},
+            "spec": {"replicas": 2, "selector": {"matchLabels": {"a": "b"}},
+                "template": {"metadata": {"labels": {"a": "b"}}, "spec": {}}}});
+        crate::vm::model::merge(&mut o, &json!({"spec": spec}));
+        o
+    };
+    let member = |name: &str, ready: bool| {
+        let status = if ready { "True" } else { "False" };
+        json!({"metadata": {"name": name, "namespace": "ns", "uid": name, "resourceVersion": "6", "labels": {"a": "b"},
+                "ownerReferences": [{"uid": "s", "controller": true, "kind": "K", "name": "web"}]},
+            "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": status}]}})
+    };
+    let explained = |set: &Value, members: &[Value]| {
+        let mut cell = Set::new(Key::new("ns", "web"));
+        let read = |kind, o: &Value| Sight::read(kind, o).unwrap();
+        let mut at = |input| drop(cell.step(&Event::new(Timestamp(1000), input)));
+        at(In::Observed(read(Kind::VirtualMachineInstanceReplicaSet, set)));
+        at(In::Listed(vec![]));
+        for m in members {
+            at(In::Observed(read(Kind::VirtualMachineInstance, m)));
+        }
+        super::groups::set(&cell, Timestamp(2000))
+    };
+    let e = explained(&raw(json!({})), &[member("x", true), member("y", true)]);
+    assert_eq!((e.summary.as_str(), e.status.as_str()), ("web is 2 of 2 ready, as it should be.", "2 of 2 ready"));
+    let e = explained(&raw(json!({})), &[member("x", false)]);
+    let said: Vec<_> = e.waits.iter().map(|w| (w.waits_for.as_str(), w.message.as_str(), w.unblock.as_str())).collect();
+    assert_eq!(
+        said,
+        [
+            ("1 instances to be made", "1 of 2 are there", "comes by itself"),
+            ("1 instances to be ready", "not ready: x", "'virtfold explain vmi/x' says why"),
+        ]
+    );
+    let e = explained(&raw(json!({"paused": true})), &[]);
+    assert_eq!((e.waits[0].kind, e.waits[0].condition.as_str()), (WaitKind::Person, "ReplicaPaused"));
+    let e = explained(&raw(json!({"selector": {"matchLabels": {"a": "c"}}})), &[]);
+    assert_eq!((e.waits[0].kind, e.waits[0].reason.as_str()), (WaitKind::Problem, "InvalidSpec"));
+    assert!(e.summary.contains("selector does not match labels of the template"), "{}", e.summary);
+}
+
+#[test]
+fn a_node_says_what_it_waits_for() {
+    use crate::{
+        node::{Input as In, Node},
+        observe::{Meta, NodeView},
+    };
+    let view = |ready, tainted| NodeView {
+        meta: Meta { uid: "n".into(), rv: crate::ResourceVersion(7), name: "n1".into(), ..Meta::default() },
+        ready: Some(ready),
+        out_of_service: tainted,
+        schedulable: Some(true),
+        agent_address: None,
+    };
+    let explained = |inputs: Vec<In>, now: u64| {
+        let mut cell = Node::new("n1".into());
+        for input in inputs {
+            cell.step(&Event::new(Timestamp(1000), input));
+        }
+        let e = super::groups::node(&cell, Timestamp(now));
+        let waits: Vec<_> = e.waits.iter().map(|w| (w.kind, w.waits_for.clone())).collect();
+        (e.status, waits)
+    };
+    let seen = |ready, tainted, live| In::Observed { node: view(ready, tainted), live };
+    let agent = "its agent to connect".to_owned();
+    assert_eq!(explained(vec![seen(true, false, false), In::Session(Some(1))], 2000), ("Ready".into(), vec![]));
+    let silent = |ready| vec![seen(ready, false, false)];
+    assert_eq!(explained(silent(true), 2000), ("Ready".into(), vec![(WaitKind::Progress, agent.clone())]));
+    assert_eq!(explained(silent(true), 90_000), ("Ready".into(), vec![(WaitKind::Problem, agent.clone())]));
+    let both = vec![(WaitKind::Problem, "the node to be ready".into()), (WaitKind::Problem, agent.clone())];
+    assert_eq!(explained(silent(false), 90_000), ("NotReady".into(), both));
+    let taint = "somebody to take the out-of-service taint off".to_owned();
+    let fenced = explained(vec![seen(false, true, true)], 2000);
+    assert_eq!(fenced, ("Fenced".into(), vec![(WaitKind::Person, taint), (WaitKind::Progress, agent)]));
+    let gone = explained(vec![seen(true, false, false), In::Gone("n".into())], 2000);
+    assert_eq!((gone.0.as_str(), gone.1.len()), ("Gone", 1));
 }

@@ -50,6 +50,9 @@ pub struct PodView {
     pub meta: Meta,
     /// VMI that owns it.
     pub vmi: VmiUid,
+    /// Annotations that follow the template ([`names::ANN_FOLLOWING`]).
+    #[serde(default, skip_serializing_if = "std::collections::BTreeMap::is_empty")]
+    pub following: std::collections::BTreeMap<String, String>,
     /// Where it was bound to.
     pub node: Option<NodeName>,
     /// Phase.
@@ -206,6 +209,7 @@ impl Project for PodView {
             lacks: st.container_statuses.iter().find(|c| !good(c)).map(|c| c.name.clone()),
             memory_overhead: raw.metadata.annotations.get(names::ANN_MEMORY_OVERHEAD).cloned(),
             meta: Meta::of(&raw.metadata),
+            following: super::following(|k| raw.metadata.annotations.get(k).cloned()),
             vmi: owner
                 .filter(|o| o.kind == Kind::VirtualMachineInstance.name())
                 .map(|o| VmiUid(o.uid.clone()))

@@ -14,6 +14,10 @@ const LAUNCHER_GRACE_EXTRA: i64 = 15;
 const CPU_ALLOCATION_RATIO: u64 = 10;
 /// Added to the delays of probes, for the time that the guest takes to boot.
 const PROBE_DELAY: i64 = 10;
+/// Added to the limits of probes that are asked inside of the guest: whoever asks is to hear why there was no answer.
+const PROBE_TIMEOUT: i64 = 1;
+/// The program, in the launcher's image.
+const PROGRAM: &str = "/usr/bin/virtfold";
 
 const MIB: u64 = 1 << 20;
 
@@ -26,6 +30,8 @@ const QEMU: u64 = 40 * MIB;
 const VCPU: u64 = MIB;
 /// Video memory of the graphics adapters.
 const VIDEO: u64 = 16 * MIB;
+/// A process that asks inside of the guest for a probe: 5 MiB measured while it runs, and reserve.
+const PROBE: u64 = 8 * MIB;
 /// Page tables that map the guest's memory: 8 bytes a page of 4 KiB.
 const PAGE_TABLE_SHARE: u64 = 512;
 
@@ -46,7 +52,9 @@ pub(super) fn render(raw: &Value, pod_name: &str, image: &str) -> Result<Value, 
         problem: "there is no size of the guest's memory".into(),
     })?;
     let graphics = spec.domain.devices.autoattach_graphics_device.unwrap_or(true);
-    let overhead = memory_overhead(guest, spec.vcpus(), graphics);
+    let inner = [&spec.readiness_probe, &spec.liveness_probe];
+    let inner = inner.into_iter().flatten().filter(|p| inner_probe(p).is_some()).count();
+    let overhead = memory_overhead(guest, spec.vcpus(), graphics) + PROBE * u64::try_from(inner).unwrap_or(0);
     let hostname = spec.hostname.clone().unwrap_or_else(|| first_label(name));
     let (volumes, mounts, pull_secrets) = volumes(&vmi)?;
 
@@ -54,7 +62,7 @@ pub(super) fn render(raw: &Value, pod_name: &str, image: &str) -> Result<Value, 
         "name": "compute",
         "image": image,
         "imagePullPolicy": "IfNotPresent",
-        "command": ["/usr/bin/virtfold", "launcher"],
+        "command": [PROGRAM, "launcher"],
         "args": [
             "--name", name,
             "--namespace", vmi.metadata.namespace,
@@ -76,7 +84,7 @@ pub(super) fn render(raw: &Value, pod_name: &str, image: &str) -> Result<Value, 
         "volumeMounts": mounts,
     });
     for (field, probe) in [("readinessProbe", &spec.readiness_probe), ("livenessProbe", &spec.liveness_probe)] {
-        if let Some(p) = probe.as_ref().and_then(network_probe) {
+        if let Some(p) = probe.as_ref().and_then(pod_probe) {
             compute[field] = p;
         }
     }
@@ -104,7 +112,6 @@ pub(super) fn render(raw: &Value, pod_name: &str, image: &str) -> Result<Value, 
     }
     let passed_on = [
         "subdomain",
-        "affinity",
         "tolerations",
         "topologySpreadConstraints",
         "priorityClassName",
@@ -116,6 +123,9 @@ pub(super) fn render(raw: &Value, pod_name: &str, image: &str) -> Result<Value, 
         if let Some(v) = raw.pointer("/spec").and_then(|s| s.get(field)).filter(|v| !v.is_null()) {
             pod_spec[field] = v.clone();
         }
+    }
+    if let Some(affinity) = affinity(&vmi, raw.pointer("/spec/affinity")) {
+        pod_spec["affinity"] = affinity;
     }
     Ok(json!({
         "apiVersion": "v1",
@@ -182,7 +192,58 @@ fn node_selector(vmi: &VirtualMachineInstance) -> Value {
     if let Some(a) = vmi.spec.architecture.as_ref().filter(|a| !a.is_empty()) {
         s.insert("kubernetes.io/arch".into(), a.clone());
     }
+    let cpu = &vmi.spec.domain.cpu;
+    // What `host-model` and `host-passthrough` are is each node's own affair.
+    let models = cpu.model.iter().filter(|m| !["", "host-model", "host-passthrough"].contains(&m.as_str()));
+    let machines = Some(&vmi.spec.domain.machine.kind).filter(|t| !t.is_empty()).into_iter();
+    let labels = models
+        .map(|m| (names::node::CPU_MODEL, m.as_str()))
+        .chain(features(vmi, &["require", ""]).map(|f| (names::node::CPU_FEATURE, f)))
+        .chain(machines.map(|t| (names::node::MACHINE_TYPE, t.as_str())));
+    s.extend(labels.map(|(prefix, name)| (format!("{prefix}{name}"), "true".into())));
     json!(s)
+}
+
+/// CPU features with one of these policies.
+fn features<'a>(vmi: &'a VirtualMachineInstance, policies: &'a [&str]) -> impl Iterator<Item = &'a str> {
+    let all = vmi.spec.domain.cpu.features.iter();
+    all.filter(move |f| policies.contains(&f.policy.as_deref().unwrap_or_default())).map(|f| f.name.as_str())
+}
+
+/// The user's affinity, and no node that has a feature which is forbidden: each of the user's terms is enough by itself, so it is
+/// added to each.
+fn affinity(vmi: &VirtualMachineInstance, users: Option<&Value>) -> Option<Value> {
+    let forbidden: Vec<Value> = features(vmi, &["forbid"])
+        .map(|f| json!({"key": format!("{}{f}", names::node::CPU_FEATURE), "operator": "DoesNotExist"}))
+        .collect();
+    let mut affinity = users.filter(|v| !v.is_null()).cloned();
+    if forbidden.is_empty() {
+        return affinity;
+    }
+    let terms = affinity.get_or_insert_with(|| json!({})).as_object_mut().and_then(|a| {
+        let node = a.entry("nodeAffinity").or_insert(Value::Null);
+        let required = object(node)?.entry("requiredDuringSchedulingIgnoredDuringExecution").or_insert(Value::Null);
+        let terms = object(required)?.entry("nodeSelectorTerms").or_insert(Value::Null);
+        if terms.as_array().is_none_or(Vec::is_empty) {
+            *terms = json!([{}]);
+        }
+        terms.as_array_mut()
+    });
+    for term in terms.into_iter().flatten().filter_map(object) {
+        match term.get_mut("matchExpressions").and_then(Value::as_array_mut) {
+            Some(all) => all.extend(forbidden.iter().cloned()),
+            None => drop(term.insert("matchExpressions".into(), json!(forbidden))),
+        }
+    }
+    affinity
+}
+
+/// The fields of a value, which is made an object where it is nothing.
+fn object(v: &mut Value) -> Option<&mut Map<String, Value>> {
+    if v.is_null() {
+        *v = json!({});
+    }
+    v.as_object_mut()
 }
 
 fn resources(vmi: &VirtualMachineInstance, guest: u64, overhead: u64) -> Value {
@@ -216,18 +277,35 @@ fn resources(vmi: &VirtualMachineInstance, guest: u64, overhead: u64) -> Value {
     json!({"requests": requests, "limits": limits})
 }
 
-/// Probes that the kubelet carries out over the network. What asks the guest agent or runs a command inside is not the
-/// pod's to answer.
-fn network_probe(probe: &Value) -> Option<Value> {
+/// The pod's probe for one of the guest. What is asked over the network stays as it is; what is asked inside of the guest becomes a
+/// command in the launcher's container, which asks the guest's agent.
+fn pod_probe(probe: &Value) -> Option<Value> {
     let mut p = probe.as_object()?.clone();
-    if !["httpGet", "tcpSocket", "grpc"].iter().any(|k| p.get(*k).is_some_and(|v| !v.is_null())) {
+    let number = |key: &str| probe.get(key).and_then(Value::as_i64).unwrap_or(0);
+    if let Some(asked) = inner_probe(probe) {
+        let limit = number("timeoutSeconds").max(1);
+        let seconds = limit.to_string();
+        let mut command = vec![PROGRAM, "guest-probe", "--share-dir", paths::SHARE, "--timeout-seconds", &seconds];
+        if !asked.is_empty() {
+            command.push("--");
+            command.extend(asked);
+        }
+        p.remove("guestAgentPing");
+        p.insert("exec".into(), json!({"command": command}));
+        p.insert("timeoutSeconds".into(), json!(limit.saturating_add(PROBE_TIMEOUT)));
+    } else if !["httpGet", "tcpSocket", "grpc"].iter().any(|k| p.get(*k).is_some_and(|v| !v.is_null())) {
         return None;
     }
-    p.remove("guestAgentPing");
-    p.remove("exec");
-    let delay = p.get("initialDelaySeconds").and_then(Value::as_i64).unwrap_or(0);
-    p.insert("initialDelaySeconds".into(), json!(delay.saturating_add(PROBE_DELAY)));
+    p.insert("initialDelaySeconds".into(), json!(number("initialDelaySeconds").saturating_add(PROBE_DELAY)));
     Some(Value::Object(p))
+}
+
+/// What a probe runs inside of the guest; empty where it asks for the agent's answer alone.
+fn inner_probe(probe: &Value) -> Option<Vec<&str>> {
+    if let Some(command) = probe.pointer("/exec/command").and_then(Value::as_array) {
+        return Some(command.iter().filter_map(Value::as_str).collect());
+    }
+    probe.get("guestAgentPing").filter(|p| p.is_object()).map(|_| vec![])
 }
 
 type Rendered = (Vec<Value>, Vec<Value>, Vec<Value>);
@@ -438,8 +516,9 @@ mod tests {
                 "terminationGracePeriodSeconds": 90,
                 "hostname": "web",
                 "subdomain": "sub",
-                // Neither CPU model nor feature nor machine type: no node is labelled with those.
-                "nodeSelector": {"disk": "ssd", "kubevirt.io/schedulable": "true", "kubernetes.io/arch": "amd64"},
+                "nodeSelector": {"disk": "ssd", "kubevirt.io/schedulable": "true", "kubernetes.io/arch": "amd64",
+                    "cpu-model.node.kubevirt.io/Skylake": "true", "cpu-feature.node.kubevirt.io/vmx": "true",
+                    "machine-type.node.kubevirt.io/q35": "true"},
                 "affinity": {"nodeAffinity": {}},
                 "tolerations": [{"key": "t", "operator": "Exists"}],
                 "topologySpreadConstraints": [{"maxSkew": 1}],
@@ -475,6 +554,81 @@ mod tests {
         });
         let pod = render(&vmi, "virt-launcher-web-x", "img").unwrap();
         assert_eq!(pod, want, "{pod:#}");
+    }
+
+    #[test]
+    fn rule_2_6_a_pod_goes_where_its_cpu_and_machine_can_be_had() {
+        let placed = |domain: Value, affinity: Value| {
+            let mut v = vmi();
+            v["spec"]["nodeSelector"] = json!({});
+            v["spec"]["affinity"] = affinity;
+            v["spec"]["domain"] = domain;
+            v["spec"]["domain"]["memory"] = json!({"guest": "64Mi"});
+            let spec = render(&v, "p", "i").unwrap()["spec"].clone();
+            let mut selector = spec["nodeSelector"].as_object().unwrap().clone();
+            assert_eq!(selector.remove("kubevirt.io/schedulable"), Some(json!("true")));
+            (selector.into_iter().map(|(k, _)| k).collect::<Vec<_>>(), spec["affinity"].clone())
+        };
+        // What is each node's own affair asks for no node.
+        for model in [Value::Null, json!(""), json!("host-model"), json!("host-passthrough")] {
+            assert_eq!(placed(json!({"cpu": {"model": model}}), Value::Null), (vec![], Value::Null), "{model}");
+        }
+        assert_eq!(placed(json!({"cpu": {"model": "Nehalem"}}), Value::Null).0, ["cpu-model.node.kubevirt.io/Nehalem"]);
+        assert_eq!(placed(json!({"machine": {"type": "q35"}}), Value::Null).0, ["machine-type.node.kubevirt.io/q35"]);
+        // Features by their policy: what is only wished for, and what is taken away, binds nothing.
+        let features = json!([{"name": "a"}, {"name": "b", "policy": "require"}, {"name": "c", "policy": "optional"},
+            {"name": "d", "policy": "disable"}, {"name": "e", "policy": "force"}, {"name": "f", "policy": "forbid"}]);
+        let without = json!({"key": "cpu-feature.node.kubevirt.io/f", "operator": "DoesNotExist"});
+        let (selector, affinity) = placed(json!({"cpu": {"features": features}}), Value::Null);
+        assert_eq!(selector, ["cpu-feature.node.kubevirt.io/a", "cpu-feature.node.kubevirt.io/b"]);
+        let required = |terms: Value| json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}});
+        assert_eq!(affinity, required(json!([{"matchExpressions": [without]}])));
+        // Beside what the user wants, in each of the alternatives.
+        let ssd = json!({"key": "disk", "operator": "Exists"});
+        let mut users = required(json!([{"matchExpressions": [ssd]}, {"matchFields": []}]));
+        users["podAffinity"] = json!({"x": 1});
+        let mut both =
+            required(json!([{"matchExpressions": [ssd, without]}, {"matchFields": [], "matchExpressions": [without]}]));
+        both["podAffinity"] = json!({"x": 1});
+        let forbid = json!({"cpu": {"features": [{"name": "f", "policy": "forbid"}]}});
+        assert_eq!(placed(forbid, users).1, both);
+    }
+
+    #[test]
+    fn rule_2_6_probes_of_the_guest_become_probes_of_the_pod() {
+        let probes = |readiness: Value, liveness: Value| {
+            let mut v = vmi();
+            v["spec"]["readinessProbe"] = readiness;
+            v["spec"]["livenessProbe"] = liveness;
+            let pod = render(&v, "p", "i").unwrap();
+            let overhead: u64 =
+                pod["metadata"]["annotations"]["kubevirt.io/memory-overhead-bytes"].as_str().unwrap().parse().unwrap();
+            let more = overhead - memory_overhead(256 * MIB, 2, true);
+            let c = pod["spec"]["containers"][0].clone();
+            (c["readinessProbe"].clone(), c["livenessProbe"].clone(), more / MIB)
+        };
+        let ask = |limit: &str, more: &[&str]| {
+            let mut c =
+                vec!["/usr/bin/virtfold", "guest-probe", "--share-dir", "/run/virtfold", "--timeout-seconds", limit];
+            c.extend(more);
+            json!({"command": c})
+        };
+        assert_eq!(
+            probes(
+                json!({"exec": {"command": ["cat", "/run/-- ok"]}, "timeoutSeconds": 4, "periodSeconds": 2}),
+                json!({"guestAgentPing": {}, "initialDelaySeconds": 20, "failureThreshold": 5})
+            ),
+            (
+                json!({"exec": ask("4", &["--", "cat", "/run/-- ok"]), "timeoutSeconds": 5, "periodSeconds": 2, "initialDelaySeconds": 10}),
+                json!({"exec": ask("1", &[]), "timeoutSeconds": 2, "initialDelaySeconds": 30, "failureThreshold": 5}),
+                16,
+            )
+        );
+        // Over the network nothing changes but the delay.
+        assert_eq!(
+            probes(json!({"httpGet": {"port": 80}, "timeoutSeconds": 4}), Value::Null),
+            (json!({"httpGet": {"port": 80}, "timeoutSeconds": 4, "initialDelaySeconds": 10}), Value::Null, 0)
+        );
     }
 
     #[test]

@@ -23,6 +23,8 @@ mod view;
 #[cfg(test)]
 mod model;
 #[cfg(test)]
+pub(crate) mod tables;
+#[cfg(test)]
 mod tests;
 
 pub use cell::{BURST, Choice, Input, Set};

@@ -153,6 +153,9 @@ impl World {
             return;
         }
         let out = self.cell.step(&Event::new(Timestamp(self.now), input));
+        // Planning once more without news plans nothing, in every world.
+        let again = self.cell.clone().step(&Event::new(Timestamp(self.now), Input::Elapsed));
+        assert!(again.iter().all(|c| matches!(c, Command::Wake { .. })), "planned twice: {again:?}");
         for c in out {
             match c {
                 Command::Wake { at } => self.wake = Some(at.0),

@@ -2,17 +2,22 @@
 
 use super::{
     cell::{BURST, Set, What},
+    status::{FAILURE, PAUSED},
     view::{Member, SetView, member_name},
 };
 use crate::{
     NodeName, Timestamp,
+    explain::{WaitKind, Waiting},
     object::{Class, CommandId, Kind, Versioned},
     observe::Phase,
-    vm::{Command, Note, Patch, Recipe, Source},
+    vm::{Command, Note, Patch, Recipe, Source, waits::refused},
 };
 use api::OwnerReference;
 use serde_json::json;
 use std::{cmp::Reverse, collections::BTreeSet};
+
+/// Instances that are named where not all of them are.
+const TOLD: usize = 3;
 
 impl Set {
     pub(super) fn plan(&mut self) -> Vec<Command> {
@@ -259,28 +264,66 @@ impl Set {
         (0..=self.members.len()).any(|place| self.name_of(place) == name)
     }
 
-    /// What the cell waits for now; empty where it is where it should be.
-    pub fn waits(&self) -> Vec<String> {
+    /// How many are ready of how many that are wanted.
+    pub fn word(&self) -> String {
+        let wanted = self.set.get().map_or(0, |s| s.replicas);
+        format!("{} of {wanted} ready", self.counting().filter(|m| m.ready).count())
+    }
+
+    /// What the cell waits for now, most specific first; empty where it is where it should be.
+    pub fn waits(&self) -> Vec<Waiting> {
         let mut w = vec![];
         let Some(set) = self.set.get() else { return w };
+        let mut wait = |kind, waits_for: String, name: (&str, &str), message: String, unblock: String| {
+            w.push(Waiting {
+                kind,
+                waits_for,
+                condition: name.0.into(),
+                reason: name.1.into(),
+                message,
+                evidence: vec![],
+                unblock,
+                since: None,
+                until: None,
+            });
+        };
+        let why = |m: &Member| format!("'virtfold explain vmi/{}' says why", m.meta.name);
         if let Some(t) = self.trouble() {
-            w.push(format!("{}: {}", t.reason, t.message));
+            let (what, unblock) = match t.reason.as_str() {
+                "InvalidSpec" => ("a spec that makes sense", "correct the set".to_owned()),
+                "CrashLoopBackOff" => ("the next instance, after one that failed", "it is made by itself then".into()),
+                "FailedDelete" => ("the API server to delete an instance", refused(&t.message)),
+                _ => ("the API server to make an instance", refused(&t.message)),
+            };
+            wait(WaitKind::Problem, what.into(), (FAILURE, t.reason.as_str()), t.message, unblock);
         }
         if set.meta.deleting.is_some() {
-            w.push("its instances to go".into());
-        } else if set.paused {
-            w.push("somebody to take spec.paused off".into());
+            let text = "the set is being deleted, and its instances with it, unless they are to stay as orphans";
+            wait(WaitKind::Progress, "its instances to go".into(), ("", ""), text.into(), "comes by itself".into());
+            return w;
+        }
+        if set.paused {
+            let unblock =
+                format!("kubectl patch vmirs {} --type=merge -p '{{\"spec\":{{\"paused\":false}}}}'", set.meta.name);
+            let text = "it makes and deletes nothing while spec.paused is set".into();
+            wait(WaitKind::Person, "somebody to resume it".into(), (PAUSED, "Paused"), text, unblock);
         }
         let (there, wanted) = (self.counting().count(), usize::try_from(set.replicas).unwrap_or(usize::MAX));
+        let itself = || if set.paused { "resume it".to_owned() } else { "comes by itself".into() };
         if there < wanted {
-            w.push(format!("{} of {wanted} instances to be made", wanted - there));
+            let text = format!("{there} of {wanted} are there");
+            wait(WaitKind::Progress, format!("{} instances to be made", wanted - there), ("", ""), text, itself());
         }
         if there > wanted {
-            w.push(format!("{} surplus instances to be deleted", there - wanted));
+            let text = format!("{there} are there, {wanted} are wanted");
+            wait(WaitKind::Progress, format!("{} instances to be deleted", there - wanted), ("", ""), text, itself());
         }
-        let unready = self.counting().filter(|m| !m.ready).count();
-        if unready > 0 {
-            w.push(format!("{unready} instances to become ready"));
+        let unready: Vec<&Member> = self.counting().filter(|m| !m.ready).collect();
+        if let Some(first) = unready.first() {
+            let names: Vec<&str> = unready.iter().take(TOLD).map(|m| m.meta.name.as_str()).collect();
+            let more = if unready.len() > TOLD { ", ..." } else { "" };
+            let text = format!("not ready: {}{more}", names.join(", "));
+            wait(WaitKind::Progress, format!("{} instances to be ready", unready.len()), ("", ""), text, why(first));
         }
         w
     }

@@ -11,8 +11,8 @@ use crate::{
 };
 use serde_json::{Map, Value, json};
 
-const PAUSED: &str = "ReplicaPaused";
-const FAILURE: &str = "ReplicaFailure";
+pub(super) const PAUSED: &str = "ReplicaPaused";
+pub(super) const FAILURE: &str = "ReplicaFailure";
 
 impl Set {
     /// Why the set is not what it should be, where that is not only a matter of time.

@@ -19,11 +19,13 @@
 //! [`cell`] state and folding; [`plan`] the order of decisions; [`strategy`] shall it run; [`revision`] what it
 //! was made from; [`phase`] where the VMI stands;
 //! [`verdict`] evidence; [`pod`] pod and instructions; [`vmi_status`], [`vm_status`] what is written; [`teardown`] finalizers;
-//! [`waits`] what it waits for, in words; [`facts`] what a history is made from.
+//! `following` annotations that follow the
+//! template; [`waits`] what it waits for, in words; [`facts`] what a history is made from.
 
 pub mod cell;
 pub mod command;
 pub mod facts;
+mod following;
 pub mod phase;
 pub mod plan;
 pub mod pod;

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     Millis, Timestamp,
     object::{Class, CommandId, Kind, ObjectRef},
-    observe::{Strategy, VmView, VmiView},
+    observe::{Phase, Strategy, VmView, VmiView},
     trace::Step,
 };
 use api::names;
@@ -41,6 +41,7 @@ impl Vm {
         self.plan_existence(&mut out);
         self.plan_revision(&mut out);
         self.plan_pod(&mut out);
+        self.plan_pod_annotations(&mut out);
         self.plan_vmi(&mut out);
         self.plan_instructions(&mut out);
         self.plan_acknowledgements(&mut out);
@@ -190,15 +191,23 @@ impl Vm {
     ) -> Option<CommandId> {
         let now = self.now;
         let news = match at {
+<<<<<<< HEAD
             At::Vm => self.vm.writes(&body, now),
             At::Vmi => self.vmi.writes(&body, now),
             At::Pod | At::Revision | At::Agent => true,
+=======
+            At::Vm => self.vm.writes(&essence, now),
+            At::Vmi => self.vmi.writes(&essence, now),
+            At::Pod => self.pod.writes(&essence, now),
+            At::Revision | At::Agent => true,
+>>>>>>> life
         };
         if !news {
             let free = match at {
                 At::Vm => self.vm.free_at(now),
                 At::Vmi => self.vmi.free_at(now),
-                At::Pod | At::Revision | At::Agent => None,
+                At::Pod => self.pod.free_at(now),
+                At::Revision | At::Agent => None,
             };
             if let Some(t) = free {
                 self.want_wake(t);
@@ -249,13 +258,29 @@ impl Vm {
         }
     }
 
+    fn is_new_and_bare(&self, vmi: &VmiView) -> bool {
+        vmi.owner.is_none() && self.vm.get().is_none() && vmi.phase <= Phase::Pending && vmi.meta.deleting.is_none()
+    }
+
     /// Notes which boundaries of the running operation have been passed.
     fn mark(&mut self) {
+        let now = self.now;
+        // The start of an instance that no machine made begins with its creation, which somebody else has done.
+        if let Some(made) =
+            self.vmi.get().filter(|v| !self.marks.running() && self.is_new_and_bare(v)).map(|v| v.meta.created)
+        {
+            self.marks.begin(made.unwrap_or(now).min(now));
+            self.marks.reached(Step::Create, now);
+        }
         if !self.marks.running() && self.vmi.get().is_none_or(|v| v.meta.deleting.is_none()) {
             return;
         }
+<<<<<<< HEAD
         let now = self.now;
         let Some(vmi) = self.vmi.shared() else {
+=======
+        let Some(vmi) = self.vmi.get().cloned() else {
+>>>>>>> life
             if self.vmi.is_absent() {
                 self.marks.reached(Step::Teardown, now);
             }
@@ -267,13 +292,14 @@ impl Vm {
             (Step::Prepare, pod.as_ref().is_some_and(|p| p.can_start())),
             (Step::Authorise, !vmi.status.active_pods.is_empty()),
             (Step::Boot, self.domain().is_some_and(|d| d.state == crate::domain::DomainState::Running)),
-            (Step::Publish, vmi.phase == crate::observe::Phase::Running),
+            (Step::Publish, vmi.phase == Phase::Running),
             (Step::GuestAgent, self.domain().is_some_and(|d| d.guest.agent_connected)),
             (Step::Shutdown, vmi.meta.deleting.is_some() && vmi.phase.is_final()),
         ];
         if self.marks.is_stopping() != vmi.meta.deleting.is_some() && vmi.meta.deleting.is_some() {
             self.marks.begin_stop(now);
         }
+        self.marks.concerns(&vmi.vmi_uid());
         for (step, passed) in facts {
             if passed && (step.operation() == "stop") == self.marks.is_stopping() {
                 self.marks.reached(step, now);
@@ -284,15 +310,16 @@ impl Vm {
     /// Trace context of the operation that runs, in text form.
     pub fn traceparent(&self) -> Option<&str> {
         let of_vm = self.vm.get().and_then(|v| v.traceparent.as_deref());
-        of_vm.or_else(|| self.vmi.get().and_then(|v| v.traceparent.as_deref()))
+        let of_vmi = self.vmi.get().and_then(|v| v.traceparent.as_deref());
+        // A start belongs to the write that its instance was made from, a stop to the newest one.
+        if self.marks.is_stopping() { of_vm.or(of_vmi) } else { of_vmi.or(of_vm) }
     }
 
     /// Steps that ended since the last call, for the driver to make spans of.
     pub fn take_steps(&mut self) -> Vec<crate::trace::Finished> {
         let parent = self.traceparent().map(str::to_owned);
-        let uid = if self.vm.uid().is_empty() { self.vmi.uid() } else { self.vm.uid() };
         match parent {
-            Some(p) => self.marks.take(uid.as_str(), &p),
+            Some(p) => self.marks.take(&p),
             None => vec![],
         }
     }

@@ -94,8 +94,13 @@ impl Vm {
             // start by its spec, so that any other Start than a paused one is of another strategy.
             Strategy::Halted => {
                 let before = vm.status.run_strategy.as_deref().is_some_and(|s| !s.is_empty() && s != "Halted");
-                let older = before || q.first().is_some_and(|r| r.action == "Stop");
-                q.retain(|r| r.action != "Start" || (!older && r.asks_for_paused()));
+                let stop = q.iter().position(|r| r.action == "Stop").unwrap_or(q.len());
+                let mut newer = if before { 0 } else { stop };
+                q.retain(|r| {
+                    let older = newer == 0;
+                    newer = newer.saturating_sub(1);
+                    r.action != "Start" || (!older && r.asks_for_paused())
+                });
             }
             // It takes no requests: these are of another strategy that it had.
             Strategy::Once => q.clear(),
@@ -123,11 +128,7 @@ impl Vm {
             if !done {
                 break;
             }
-            let was_stop = q.remove(0).action == "Stop";
-            // A restart that the switch to Halted has overtaken is a stop.
-            if was_stop && vm.strategy == Strategy::Halted && q.first().is_some_and(|r| r.action == "Start") {
-                q.remove(0);
-            }
+            q.remove(0);
         }
         if let Some(v) = vmi.filter(|v| self.reruns(vm, v, q.first())) {
             let data = [(RERUN_OF.to_owned(), v.meta.uid.0.clone())].into();

@@ -159,7 +159,7 @@ fn a_paused_start_is_rendered_and_a_halted_vm_is_unhalted() {
 }
 
 #[test]
-fn a_missing_claim_is_said_and_waited_for() {
+fn rule_2_4_a_missing_claim_is_said_and_waited_for_before_there_is_a_pod() {
     let mut m = vm("Always");
     m["spec"]["template"]["spec"]["volumes"] = json!([{"name": "d", "persistentVolumeClaim": {"claimName": "c1"}}]);
     let mut w = World::with(m);
@@ -179,7 +179,7 @@ fn a_missing_claim_is_said_and_waited_for() {
 }
 
 #[test]
-fn what_the_pod_waits_for_is_shown() {
+fn rule_2_5_what_the_pod_waits_for_is_shown() {
     for (pod, printable, kind, reason) in [
         (
             json!({"status": {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}]}}),
@@ -384,4 +384,18 @@ fn the_steps_of_a_start_become_spans() {
     w.settle(10_000);
     let names: Vec<_> = w.cell.take_steps().iter().map(|s| s.step.name()).collect();
     assert_eq!(names, ["create-vmi", "place-pod", "prepare-pod", "authorise", "boot", "publish"]);
+    // A bare instance has the same steps, and each instance of a machine has its own.
+    let mut w = World::with_bare();
+    w.settle(10_000);
+    let steps: Vec<_> = w.cell.known().steps.iter().map(|(s, ..)| s.name()).collect();
+    assert_eq!(steps, names);
+    let mut w = World::with(vm("Always"));
+    w.settle(10_000);
+    let first = w.cell.take_steps();
+    let pod = pod_uid(&w);
+    w.end(&pod, Cause::Crashed);
+    w.settle(60_000);
+    let later = w.cell.take_steps();
+    let of = |all: &[crate::trace::Finished]| all.iter().map(|s| (s.instance.clone(), s.step)).collect::<Vec<_>>();
+    assert!(!later.is_empty() && of(&later).iter().all(|s| !of(&first).contains(s)), "{later:?}");
 }

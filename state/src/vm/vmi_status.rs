@@ -21,7 +21,7 @@ use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 
 /// Conditions of a VMI that this cell writes. All others are kept as they are.
-const OWN: [&str; 8] = [
+const OWN: [&str; 9] = [
     "Ready",
     "Synchronized",
     "PodScheduled",
@@ -30,6 +30,7 @@ const OWN: [&str; 8] = [
     "AgentVersionNotSupported",
     "LiveMigratable",
     "StorageLiveMigratable",
+    "SoftwareEmulation",
 ];
 
 impl Vm {
@@ -79,6 +80,10 @@ impl Vm {
         let moved = !meta.is_empty() || !annotations.is_empty();
         if let Some(generation) = self.generation_bump(&vmi) {
             annotations.insert(names::ANN_VM_GENERATION.into(), json!(generation.to_string()));
+        }
+        annotations.extend(self.following(&vmi));
+        if let Some(label) = self.outdated(&vmi) {
+            meta.entry("labels").or_insert_with(|| json!({}))[names::LABEL_OUTDATED] = label;
         }
         if !annotations.is_empty() {
             meta.insert("annotations".into(), Value::Object(annotations));
@@ -288,6 +293,12 @@ impl Vm {
             let text = "this version of virtfold does not migrate running machines";
             for kind in [OWN[6], OWN[7]] {
                 put(kind, Keep::This(Said::new(kind, false, "NotMigratable", text)));
+            }
+            if let Some(d) = domain.filter(|d| !d.accelerator.is_empty()) {
+                let text =
+                    "the node has no virtualisation that works, so the guest's processors are emulated, which is slow";
+                let emulated = (d.accelerator == "tcg").then(|| Cond::new(OWN[8], true, "NoAcceleration", text));
+                put(OWN[8], emulated.map_or(Keep::Gone, Keep::This));
             }
         }
         if let Some(t) = silence_ends {

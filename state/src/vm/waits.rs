@@ -432,7 +432,11 @@ fn unschedulable(message: &str, unbound: &[String]) -> String {
         ways.push("stop other machines, add a node, or ask for less".into());
     }
     if message.contains("node affinity/selector") {
-        ways.push("label a node as the machine's nodeSelector or affinity wants it, or change them".into());
+        ways.push(
+            "label a node as the machine's nodeSelector or affinity wants it, or change them (a CPU model, a CPU feature or a \
+             machine type that it names needs a node that has it, as the node's labels tell)"
+                .into(),
+        );
     }
     if message.contains("taint") {
         ways.push("take the taint off a node, or tolerate it".into());
@@ -468,7 +472,7 @@ pub(crate) fn container(message: &str) -> String {
 }
 
 /// What helps a write that was refused, by the server's words.
-fn refused(message: &str) -> String {
+pub(crate) fn refused(message: &str) -> String {
     let way = if message.contains("exceeded quota") {
         "raise the ResourceQuota of the namespace, or remove what uses it up"
     } else if message.contains("webhook") {

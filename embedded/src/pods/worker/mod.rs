@@ -343,9 +343,17 @@ impl Worker {
                 process.signal(Signal::SIGKILL);
                 killed = true;
             }
-            self.ready = *probes.ready.borrow_and_update();
-            if !*probes.alive.borrow_and_update() && self.record.stopping.is_none() {
-                self.event("Unhealthy", "the liveness probe failed, the container is ended");
+            for (probe, health) in [("Readiness", &mut probes.ready), ("Liveness", &mut probes.alive)] {
+                let news = health.has_changed().unwrap_or(false) && self.record.stopping.is_none();
+                let trouble = health.borrow_and_update().trouble.clone();
+                if news && !trouble.is_empty() {
+                    self.event("Unhealthy", &format!("{probe} probe failed: {trouble}"));
+                }
+            }
+            self.ready = probes.ready.borrow().holds;
+            let alive = probes.alive.borrow().holds;
+            if !alive && self.record.stopping.is_none() {
+                self.event("Killing", "the liveness probe failed, the container is ended");
                 self.stop(&process).await;
                 continue;
             }
@@ -367,16 +375,17 @@ impl Worker {
     }
 
     fn probes(&self) -> probes::Probes {
-        let from = self.record.address.map(|address| probes::From {
-            pod: address.into(),
+        let from = probes::From {
+            pod: self.record.address.map(Into::into),
             netns: self.shared.config.network.as_ref().map(|n| crate::netns::Netns::named(&n.node_netns).path()),
-        });
+            container: (self.shared.runc.clone(), self.id()),
+        };
         let was_ready = self
             .pod
             .iter()
             .filter_map(|p| p.status.as_ref()?.container_statuses.as_ref()?.first())
             .any(|c| c.ready && c.state.as_ref().is_some_and(|s| s.running.is_some()));
-        probes::start(self.pod.as_deref(), from, was_ready)
+        probes::start(self.pod.as_deref(), &from, was_ready)
     }
 
     /// SIGTERM, once.

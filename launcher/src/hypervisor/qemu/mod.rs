@@ -8,7 +8,7 @@
 
 mod args;
 mod images;
-mod qmp;
+pub(crate) mod qmp;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsRawFd, OwnedFd};

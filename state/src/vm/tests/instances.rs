@@ -507,3 +507,70 @@ fn rule_2_3_a_panic_of_the_guest_is_told_in_event_and_condition() {
     assert!(ready["message"].as_str().unwrap().contains("the guest's kernel panicked"), "{ready}");
     assert!(w.texts.iter().any(|t| t.contains("the guest's kernel panicked")), "{:?}", w.texts);
 }
+
+#[test]
+fn rule_1_13_annotations_for_a_descheduler_follow_the_template_into_instance_and_pod() {
+    let (evict, other) = ("descheduler.alpha.kubernetes.io/evict", "example.com/other");
+    let mut w = running("Always");
+    let pod = pod_uid(&w);
+    let seen = |w: &World, kind: Kind, key: &str| w.get(kind).unwrap()["metadata"]["annotations"].get(key).cloned();
+    let template = |value: Value| json!({"template": {"metadata": {"annotations": {evict: value, other: "x"}}}});
+    for (value, shown) in
+        [(json!("true"), Some(json!("true"))), (json!("false"), Some(json!("false"))), (Value::Null, None)]
+    {
+        let n = w.writes.len();
+        w.edit_spec(template(value));
+        w.settle(10_000);
+        for kind in [Kind::VirtualMachineInstance, Kind::Pod] {
+            assert_eq!(seen(&w, kind, evict), shown, "{kind:?}");
+            assert_eq!(seen(&w, kind, other), None, "the rest comes with the next start");
+        }
+        let pods = w.writes[n..].iter().filter(|x| x.starts_with("patch Pod")).count();
+        assert_eq!((pods, pod_uid(&w)), (1, pod.clone()), "{:?}", &w.writes[n..]);
+        let n = w.writes.len();
+        w.restart();
+        w.settle(60_000);
+        assert_eq!(w.writes[n..], [] as [&str; 0]);
+    }
+    // With the start it is there from the beginning.
+    let mut m = vm("Always");
+    m["spec"]["template"]["metadata"] = json!({"annotations": {evict: "true"}});
+    let mut w = World::with(m);
+    w.settle(10_000);
+    assert_eq!(seen(&w, Kind::Pod, evict), Some(json!("true")));
+    assert!(!w.writes.iter().any(|x| x.starts_with("patch Pod")), "{:?}", w.writes);
+}
+
+#[test]
+fn rule_2_11_a_launcher_of_another_image_is_labelled() {
+    use crate::vm::{ClusterConfig, Fact, Input};
+    let mut w = running("Always");
+    let label = |w: &World| vmi(w)["metadata"]["labels"].get("kubevirt.io/outdatedLauncherImage").cloned();
+    let image = vmi(&w)["status"]["launcherContainerImageVersion"].as_str().unwrap().to_owned();
+    for (today, shown) in [("virtfold/launcher:next", Some(json!(""))), (&image, None)] {
+        let n = w.writes.len();
+        w.feed(Input::Configured(Fact::Cluster(ClusterConfig { launcher_image: today.into() })));
+        w.settle(10_000);
+        assert_eq!((label(&w), w.writes.len()), (shown, n + 1), "{today}: {:?}", &w.writes[n..]);
+        assert_eq!(w.phase(), "Running");
+    }
+}
+
+#[test]
+fn rule_2_5_emulation_is_told() {
+    let mut w = World::with(vm("Always"));
+    w.settle(10_000);
+    let (pod, now) = (pod_uid(&w), w.now);
+    assert_eq!(condition(&vmi(&w), "SoftwareEmulation"), yes("NoAcceleration"));
+    assert_eq!(condition(&vmobj(&w), "SoftwareEmulation"), yes("NoAcceleration"));
+    let accelerated = crate::domain::Domain {
+        accelerator: "kvm".into(),
+        seq: 1_000,
+        since: crate::Timestamp(now),
+        ..w.cell.domain().cloned().unwrap()
+    };
+    assert_eq!(accelerated.pod.as_str(), pod);
+    w.feed(crate::vm::Input::Reported(crate::vm::Report::Domain { node: "n1".into(), domain: accelerated }));
+    w.settle(10_000);
+    assert_eq!(condition(&vmi(&w), "SoftwareEmulation"), None);
+}

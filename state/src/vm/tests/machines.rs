@@ -457,6 +457,8 @@ fn page() -> String {
         .map(|(a, b)| (if a == "-" { "Unknown".into() } else { a }, if b == "-" { "Unknown".into() } else { b }))
         .collect();
     diagram(&mut out, edges.into_iter(), None);
+    crate::node::tables::page(&mut out);
+    crate::set::tables::page(&mut out);
     out
 }
 

@@ -74,6 +74,17 @@ fn carry_out(w: &mut World, deed: &Deed, d: &mut Dice, crashes: bool) {
     }
 }
 
+/// What users and guests do to an instance that no machine made.
+fn bare_deeds() -> impl proptest::strategy::Strategy<Value = Vec<Deed>> {
+    let deed = prop_oneof![
+        1 => Just(Deed::DeleteInstance),
+        2 => prop_oneof![Just(Cause::GuestShutdown), Just(Cause::Crashed), Just(Cause::KilledAfterGrace)].prop_map(Deed::GuestEnds),
+        2 => any::<bool>().prop_map(Deed::KubeletAway),
+        6 => (0..60_usize).prop_map(Deed::Time),
+    ];
+    prop::collection::vec(deed, 0..8)
+}
+
 /// The objects without what time and counting put into them.
 fn essence(w: &World) -> Vec<Value> {
     fn strip(v: &mut Value) {
@@ -135,6 +146,48 @@ proptest! {
         prop_assert!(fits, "{shown} in {phase}");
         w.check();
         // At rest, a controller that starts anew, told of the objects in any order, leaves everything as it is.
+        let before = essence(&w);
+        let mut order: Vec<_> = w.objects.clone().into_iter().collect();
+        for i in (1..order.len()).rev() {
+            let j = d.roll(i + 1);
+            order.swap(i, j);
+        }
+        w.restart_with(order);
+        w.settle(60_000);
+        prop_assert_eq!(before, essence(&w));
+    }
+
+    /// The same for an instance that no machine made: it runs until it ends or somebody deletes it, stays as it ended, and leaves
+    /// nothing behind.
+    #[test]
+    fn whatever_is_done_to_a_bare_instance(all in bare_deeds(), seed in any::<u64>(), crashes in any::<bool>()) {
+        let mut w = World::with_bare();
+        w.plan_twice = true;
+        let mut d = Dice(seed | 1);
+        let mut ended = None;
+        for deed in &all {
+            carry_out(&mut w, deed, &mut d, crashes);
+            carry_out(&mut w, &Deed::Time(8), &mut d, crashes);
+            let phase = w.phase();
+            if let Some(before) = ended.as_ref().filter(|_| !phase.is_empty()) {
+                prop_assert_eq!(&phase, before, "an end is an end");
+            }
+            if Phase::parse(&phase).is_final() {
+                ended = Some(phase);
+            }
+        }
+        w.kubelet = true;
+        w.settle(400_000);
+        for step in &w.moves {
+            prop_assert!(LEGAL.contains(step), "{step:?}");
+        }
+        let deleted = all.iter().any(|deed| matches!(deed, Deed::DeleteInstance));
+        match (deleted, ended) {
+            (true, _) => prop_assert!(w.objects.is_empty() && w.cell.is_empty(), "{:?}: {:?}", w.objects.keys(), w.writes),
+            (false, Some(end)) => prop_assert_eq!(w.phase(), end),
+            (false, None) => prop_assert!(["Running", "Succeeded", "Failed"].contains(&w.phase().as_str()), "{}", w.phase()),
+        }
+        w.check();
         let before = essence(&w);
         let mut order: Vec<_> = w.objects.clone().into_iter().collect();
         for i in (1..order.len()).rev() {

@@ -542,3 +542,33 @@ fn a_rerun_is_remembered_by_the_instance_that_it_makes_up_for() {
     let (cell, view) = seen(&json!({"runStrategy": "RerunOnFailure"}), &status, Some(&vmi_in(Phase::Failed)));
     assert_eq!(cell.requests(&view), view.status.state_change_requests);
 }
+
+#[test]
+fn rule_1_2_a_halted_machine_drops_every_start_that_is_older_than_a_stop_or_than_the_halt() {
+    let stop = |uid: &str| json!({"action": "Stop", "uid": uid});
+    let (start, paused) = (json!({"action": "Start"}), json!({"action": "Start", "data": {"paused": "true"}}));
+    // (last strategy seen, the instance, what waits, what is left of it)
+    let live = vmi_in(Phase::Running);
+    type Row<'a> = (&'a str, Option<&'a Value>, Value, Value);
+    let table: [Row<'_>; 9] = [
+        ("Halted", None, json!([paused]), json!([paused])),
+        ("Halted", None, json!([start]), json!([])),
+        ("Always", None, json!([paused]), json!([])),
+        ("Halted", Some(&live), json!([stop("vmi-1"), paused]), json!([stop("vmi-1")])),
+        ("Halted", None, json!([stop("gone"), paused]), json!([])),
+        ("Halted", Some(&live), json!([{"action": "Dance"}, stop("vmi-1"), paused]), json!([stop("vmi-1")])),
+        ("Halted", Some(&live), json!([stop("gone"), stop("vmi-1"), paused]), json!([stop("vmi-1")])),
+        ("Halted", None, json!([paused, stop("gone"), paused]), json!([paused, stop("gone")])),
+        ("Always", Some(&live), json!([stop("vmi-1"), start]), json!([stop("vmi-1")])),
+    ];
+    for (was, vmi, before, after) in table {
+        let status = json!({"runStrategy": was, "stateChangeRequests": before});
+        let (cell, view) = seen(&json!({"runStrategy": "Halted"}), &status, vmi);
+        let left = serde_json::to_value(cell.requests(&view)).unwrap();
+        let plain = |v: &Value| -> Vec<(Value, Value)> {
+            let all = v.as_array().unwrap().iter();
+            all.map(|r| (r["action"].clone(), r["data"]["paused"].clone())).collect()
+        };
+        assert_eq!(plain(&left), plain(&after), "{was}: {before}");
+    }
+}
