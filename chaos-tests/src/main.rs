@@ -127,15 +127,16 @@ fn main() -> Result<ExitCode> {
         Command::Run { layer, seed, seeds, steps, journal, mutant, jobs } => {
             let seeds = seeds.unwrap_or_else(|| seed.map_or(0..0, |s| s..s + 1));
             if layer == 2 {
-                anyhow::ensure!(mutant.is_none() && steps == 0, "--mutant and --steps are of layer 1");
-                return network(seeds, journal, jobs.max(1));
+                anyhow::ensure!(steps == 0, "--steps is of layer 1");
+                return network(seeds, runs::Options { record: journal, mutant }, jobs.max(1));
             }
             let options = Options { mutant, record: journal, steps, ..Options::default() };
             Ok(run_seeds(seeds, &options, jobs.max(1)))
         }
         Command::Repeat { seed, layer } => {
             let (same, right) = if layer == 2 {
-                let (a, b) = (runs::one(seed, true)?, runs::one(seed, true)?);
+                let options = runs::Options { record: true, mutant: None };
+                let (a, b) = (runs::one(seed, options)?, runs::one(seed, options)?);
                 tell_network(&a);
                 (a == b, a.violations.is_empty())
             } else {
@@ -216,11 +217,11 @@ fn run_seeds(seeds: Range<u64>, options: &Options, jobs: u64) -> ExitCode {
 }
 
 /// Seeds of the simulated network.
-fn network(seeds: Range<u64>, journal: bool, jobs: u64) -> Result<ExitCode> {
+fn network(seeds: Range<u64>, options: runs::Options, jobs: u64) -> Result<ExitCode> {
     let began = Instant::now();
     let total = seeds.end - seeds.start;
     let sum = Mutex::new((runs::Outcome::default(), vec![], BTreeMap::<String, u64>::new(), 0u64));
-    runs::many(seeds, journal, jobs, |outcome| {
+    runs::many(seeds, options, jobs, |outcome| {
         tell_network(&outcome);
         let mut sum = sum.lock().unwrap_or_else(PoisonError::into_inner);
         let (all, converged, checks, done) = &mut *sum;

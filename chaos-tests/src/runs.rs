@@ -1,5 +1,6 @@
 //! Seeds of the simulated network: a process each, because each simulates the clock and the randomness of its whole program.
 
+use crate::world::mutants::Mutant;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -17,6 +18,19 @@ use std::{
 
 /// A run that takes longer hangs.
 const PATIENCE: Duration = Duration::from_secs(1200);
+
+/// How to run a seed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Keep a log.
+    pub record: bool,
+    /// A mechanism that is broken, of those that the network can break ([`NETWORK_MUTANTS`]).
+    pub mutant: Option<Mutant>,
+}
+
+/// Mutants of the simulated network, each with the check that has to catch it: what passes between the components is bent.
+pub const NETWORK_MUTANTS: &[(Mutant, &str)] =
+    &[(Mutant::RandomPodName, "S4"), (Mutant::LeaseWithoutVersion, "S7"), (Mutant::DeletionsUnheard, "L1")];
 
 /// What became of a run.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, PartialEq, Eq)]
@@ -55,21 +69,24 @@ pub struct Outcome {
 /// # Errors
 /// It is not there.
 pub fn program() -> Result<PathBuf> {
-    let beside = std::env::current_exe()?.with_file_name("virtfold-sim");
-    let program = std::env::var_os("VIRTFOLD_SIM").map_or(beside, PathBuf::from);
-    if !program.exists() {
-        bail!("{} is not there: cargo build -p chaos-tests --features sim --bins", program.display());
-    }
-    Ok(program)
+    let named = std::env::var_os("VIRTFOLD_SIM").map(PathBuf::from);
+    let me = std::env::current_exe()?;
+    // A test program is one folder below the binaries.
+    let beside = me.ancestors().skip(1).take(2).map(|folder| folder.join("virtfold-sim"));
+    let mut all = named.into_iter().chain(beside);
+    all.find(|p| p.is_file()).context("there is no virtfold-sim: cargo build -p chaos-tests --features sim --bins")
 }
 
 /// Runs one seed.
 ///
 /// # Errors
 /// The process cannot be started, dies, hangs, or says nothing that can be read.
-pub fn one(seed: u64, record: bool) -> Result<Outcome> {
+pub fn one(seed: u64, options: Options) -> Result<Outcome> {
     let mut command = Command::new(program()?);
-    command.arg(seed.to_string()).args(record.then_some("--journal"));
+    command.arg(seed.to_string()).args(options.record.then_some("--journal"));
+    if let Some(mutant) = options.mutant {
+        command.args(["--mutant", &format!("{mutant:?}")]);
+    }
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("starting virtfold-sim")?;
     let mut stdout = child.stdout.take().context("virtfold-sim has no output")?;
     let reader = std::thread::spawn(move || {
@@ -102,7 +119,7 @@ pub fn one(seed: u64, record: bool) -> Result<Outcome> {
 ///
 /// # Errors
 /// Of the first run that could not be done.
-pub fn many(seeds: Range<u64>, record: bool, jobs: u64, told: impl Fn(Outcome) + Sync) -> Result<()> {
+pub fn many(seeds: Range<u64>, options: Options, jobs: u64, told: impl Fn(Outcome) + Sync) -> Result<()> {
     let next = AtomicU64::new(seeds.start);
     let failed = Mutex::new(None);
     std::thread::scope(|scope| {
@@ -113,7 +130,7 @@ pub fn many(seeds: Range<u64>, record: bool, jobs: u64, told: impl Fn(Outcome) +
                     if seed >= seeds.end {
                         return;
                     }
-                    match one(seed, record) {
+                    match one(seed, options) {
                         Ok(outcome) => told(outcome),
                         Err(error) => {
                             failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);

@@ -25,11 +25,12 @@ mod people;
 mod store;
 mod truth;
 
-use crate::runs::Outcome;
+use crate::runs::{Options, Outcome};
 use crate::world::{
     Violation,
     dice::Dice,
     invariants::{self, Quiet},
+    mutants::Mutant,
     swarm::{Fault, Swarm},
 };
 use faults::Trouble;
@@ -48,13 +49,6 @@ const CONVERGE: Duration = Duration::from_secs(900);
 /// How often it is looked whether everything is right.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// How to run a seed.
-#[derive(Debug, Clone, Default)]
-pub struct Options {
-    /// Keep a log.
-    pub record: bool,
-}
-
 /// The size of a seed's world.
 #[derive(Debug, Clone, Copy)]
 struct Size {
@@ -69,10 +63,11 @@ struct Size {
 /// The simulation itself cannot run.
 pub fn run(seed: u64, folder: &Path, options: &Options) -> anyhow::Result<Outcome> {
     let mut dice = Dice::new(seed ^ 0x5eed);
-    let swarm = Swarm::draw(&mut dice);
+    let drawn = Swarm::draw(&mut dice);
+    let swarm = options.mutant.and_then(Mutant::swarm).unwrap_or(drawn);
     let size =
         Size { controllers: count(&mut dice, 1, 3), nodes: count(&mut dice, 1, 3), machines: count(&mut dice, 1, 4) };
-    Truth::begin(seed, swarm.clone(), options.record);
+    Truth::begin(seed, swarm.clone(), options);
     truth::say(|| format!("seed {seed}: {size:?}, faults: {swarm}"));
     note_panics();
 
@@ -221,7 +216,7 @@ fn replay(folder: &Path, at: u64) -> anyhow::Result<u64> {
             t.violated("S9", format!("the journals do not replay: {damaged} bytes damaged, {report:?}"), at)
         });
     }
-    Ok(report.records as u64)
+    Ok(report.records)
 }
 
 /// A task that panics ends in silence otherwise.

@@ -1,7 +1,7 @@
 //! The production clients and servers on the simulated network: only the sockets are other ones.
 
 use super::truth::{self, ORIGIN, Origin};
-use crate::world::swarm::Fault;
+use crate::world::{mutants::Mutant, swarm::Fault};
 use axum::body::Body;
 use embedded::{auth::User, semantics::Status, server::ApiServer};
 use futures::{FutureExt, StreamExt};
@@ -15,8 +15,8 @@ use hyper_util::{
 };
 use kube::client::ConfigExt;
 use proto::transport::{self, Dial, Incoming};
+use serde_json::Value;
 use std::{
-    convert::Infallible,
     io,
     net::{Ipv4Addr, SocketAddr},
     pin::Pin,
@@ -132,12 +132,6 @@ fn user(host: &str) -> User {
 #[error("the answer is lost")]
 pub struct Lost;
 
-impl From<Infallible> for Lost {
-    fn from(never: Infallible) -> Self {
-        match never {}
-    }
-}
-
 /// Answers a request, with what a bad network and a busy server make of it.
 async fn answer(
     server: &ApiServer,
@@ -147,6 +141,8 @@ async fn answer(
 ) -> Result<http::Response<Body>, Lost> {
     truth::asked(origin, request.method(), request.uri());
     let ours = origin.is_ours();
+    let mutant = truth::with(|t| t.mutant);
+    let request = bend(mutant, request).await?;
     let watch = request.uri().query().unwrap_or_default().contains("watch=");
     let writes = request.method() != http::Method::GET;
     if !ours {
@@ -184,12 +180,45 @@ async fn answer(
     if truth::hit(Fault::ServerError) {
         return Ok(refusal(&Status::new(500, "InternalError", "failed, on purpose")));
     }
+    if watch && mutant == Some(Mutant::DeletionsUnheard) {
+        return Ok(response.map(|body| {
+            let heard = body.into_data_stream().filter(|frame| {
+                let deletion = frame.as_ref().is_ok_and(|f| f.starts_with(br#"{"type":"DELETED""#));
+                std::future::ready(!deletion)
+            });
+            Body::from_stream(heard)
+        }));
+    }
     if watch && truth::hit(Fault::WatchDropped) {
         // Ends without a word, in a while.
         let end = tokio::time::sleep(Duration::from_millis(truth::between(0, 60_000)));
         return Ok(response.map(|body| Body::from_stream(body.into_data_stream().take_until(end))));
     }
     Ok(response)
+}
+
+/// What a mutant makes of a request.
+async fn bend(mutant: Option<Mutant>, request: http::Request<Body>) -> Result<http::Request<Body>, Lost> {
+    let (path, method) = (request.uri().path().to_owned(), request.method().clone());
+    let bends = match mutant {
+        Some(Mutant::RandomPodName) => method == http::Method::POST && path.ends_with("/pods"),
+        Some(Mutant::LeaseWithoutVersion) => method == http::Method::PUT && path.ends_with("/virtfold-controller"),
+        _ => false,
+    };
+    if !bends {
+        return Ok(request);
+    }
+    let (mut parts, body) = request.into_parts();
+    let body = axum::body::to_bytes(body, usize::MAX).await.map_err(|_| Lost)?;
+    let mut object: Value = serde_json::from_slice(&body).map_err(|_| Lost)?;
+    let meta = &mut object["metadata"];
+    if mutant == Some(Mutant::RandomPodName) {
+        meta["name"] = uuid::Uuid::new_v4().to_string().into();
+    } else if let Some(meta) = meta.as_object_mut() {
+        meta.remove("resourceVersion");
+    }
+    parts.headers.remove(http::header::CONTENT_LENGTH);
+    Ok(http::Request::from_parts(parts, Body::from(object.to_string())))
 }
 
 /// Nothing comes back: at once, or never.

@@ -1,11 +1,13 @@
 //! What really happens in the simulated network, told to the ghost of the model world: by the store at each write, by the
 //! launchers' models at each effect. One run is one process and one thread, so there is one truth a thread.
 
+use crate::runs::Options;
 use crate::world::{
     Violation,
     dice::Dice,
     ghost::{Begun, Executing, Ghost},
     invariants::SAFETY,
+    mutants::Mutant,
     server::{Commit, Res, Seen},
     swarm::{Fault, Swarm},
     users::NS,
@@ -47,6 +49,8 @@ pub struct Truth {
     pub ghost: Ghost,
     /// Faults that still strike.
     pub swarm: Option<Swarm>,
+    /// A mechanism that is broken.
+    pub mutant: Option<Mutant>,
     /// Faults that struck.
     pub struck: BTreeMap<Fault, u64>,
     /// Checks that failed.
@@ -124,13 +128,14 @@ pub fn between(low: u64, high: u64) -> u64 {
 
 impl Truth {
     /// The truth of a new run.
-    pub fn begin(seed: u64, swarm: Swarm, record: bool) {
+    pub fn begin(seed: u64, swarm: Swarm, options: &Options) {
         with(|t| {
             *t = Self {
                 swarm: Some(swarm),
                 dice: Some(Dice::new(seed)),
                 hash: 0xcbf2_9ce4_8422_2325,
-                log: record.then(Vec::new),
+                log: options.record.then(Vec::new),
+                mutant: options.mutant,
                 ..Self::default()
             };
         });
