@@ -1,7 +1,12 @@
 //! `virtfold-chaos`: the second binary of the workspace, for tests alone. `virtfold-chaos --help` says what it does.
 
 use anyhow::{Context, Result};
+<<<<<<< HEAD
 use chaos_tests::kubernetes::{CONTROLLER, Kubernetes, NODES, load};
+=======
+use chaos_tests::kubernetes::{CONTROLLER, Kubernetes, NODES};
+use chaos_tests::runs;
+>>>>>>> sim
 use chaos_tests::world::{
     CrashPoint, Role,
     mutants::Mutant,
@@ -33,8 +38,12 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Runs seeds of the model world: the real machines, everything around them as data.
+    /// Runs seeds: of the model world (layer 1: the real machines, everything around them as data) or of the simulated network
+    /// (layer 2: the production drivers, a process a seed).
     Run {
+        /// Which world.
+        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
+        layer: u8,
         /// One seed.
         #[arg(long, conflicts_with = "seeds", required_unless_present = "seeds")]
         seed: Option<u64>,
@@ -53,6 +62,14 @@ enum Command {
         /// Runs at the same time.
         #[arg(long, default_value_t = 2)]
         jobs: u64,
+    },
+    /// Runs one seed twice, says what happened in it, and whether it was the same.
+    Repeat {
+        /// The seed.
+        seed: u64,
+        /// Which world.
+        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
+        layer: u8,
     },
     /// Lets controller and agent die before and after each of their effects in each canonical scenario.
     CrashPoints {
@@ -142,10 +159,29 @@ fn point(text: &str) -> Result<CrashPoint, String> {
 
 fn main() -> Result<ExitCode> {
     match Arguments::parse().command {
-        Command::Run { seed, seeds, steps, journal, mutant, jobs } => {
+        Command::Run { layer, seed, seeds, steps, journal, mutant, jobs } => {
             let seeds = seeds.unwrap_or_else(|| seed.map_or(0..0, |s| s..s + 1));
+            if layer == 2 {
+                anyhow::ensure!(steps == 0, "--steps is of layer 1");
+                return network(seeds, runs::Options { record: journal, mutant }, jobs.max(1));
+            }
             let options = Options { mutant, record: journal, steps, ..Options::default() };
             Ok(run_seeds(seeds, &options, jobs.max(1)))
+        }
+        Command::Repeat { seed, layer } => {
+            let (same, right) = if layer == 2 {
+                let options = runs::Options { record: true, mutant: None };
+                let (a, b) = (runs::one(seed, options)?, runs::one(seed, options)?);
+                tell_network(&a);
+                (a == b, a.violations.is_empty())
+            } else {
+                let options = Options { record: true, ..Options::default() };
+                let (a, b) = (run::seed(seed, &options), run::seed(seed, &options));
+                tell(&a);
+                (a == b, a.violations.is_empty())
+            };
+            println!("{}", if same { "the same both times" } else { "DIFFERENT the second time" });
+            Ok(if same && right { ExitCode::SUCCESS } else { ExitCode::from(1) })
         }
         Command::CrashPoints { scenario: Some(scenario), point: Some(point) } => {
             let (outcome, _) = run::scenario(scenario, Some(point), true);
@@ -217,6 +253,73 @@ fn run_seeds(seeds: Range<u64>, options: &Options, jobs: u64) -> ExitCode {
         return ExitCode::from(1);
     }
     ExitCode::SUCCESS
+}
+
+/// Seeds of the simulated network.
+fn network(seeds: Range<u64>, options: runs::Options, jobs: u64) -> Result<ExitCode> {
+    let began = Instant::now();
+    let total = seeds.end - seeds.start;
+    let sum = Mutex::new((runs::Outcome::default(), vec![], BTreeMap::<String, u64>::new(), 0u64));
+    runs::many(seeds, options, jobs, |outcome| {
+        tell_network(&outcome);
+        let mut sum = sum.lock().unwrap_or_else(PoisonError::into_inner);
+        let (all, converged, checks, done) = &mut *sum;
+        *done += 1;
+        all.writes += outcome.writes;
+        all.starts += outcome.starts;
+        all.records += outcome.records;
+        all.elapsed += outcome.elapsed;
+        converged.push(outcome.converged);
+        for (fault, n) in outcome.struck {
+            *all.struck.entry(fault).or_default() += n;
+        }
+        for (check, text, at) in outcome.violations {
+            *checks.entry(check.clone()).or_default() += 1;
+            all.violations.push((check, format!("seed {}: {text}", outcome.seed), at));
+        }
+        if done.is_multiple_of(20) {
+            eprintln!("{done} of {total} seeds, {} violations", all.violations.len());
+        }
+    })?;
+    let (all, mut converged, checks, done) = sum.into_inner().unwrap_or_else(PoisonError::into_inner);
+    converged.sort_unstable();
+    let at = |p: usize| {
+        converged.get((converged.len() * p / 100).min(converged.len().saturating_sub(1))).copied().unwrap_or(0)
+    };
+    let seconds = began.elapsed().as_secs_f64();
+    println!(
+        "{done} seeds, {} violations, {} domains, {} writes, {} records replayed, {:.0} simulated s in {seconds:.0} s; \
+         quiet after the last fault: p50 {} ms, p95 {} ms, p99 {} ms",
+        all.violations.len(),
+        all.starts,
+        all.writes,
+        all.records,
+        all.elapsed as f64 / 1000.0,
+        at(50),
+        at(95),
+        at(99)
+    );
+    println!("faults that struck: {:?}", all.struck);
+    if checks.is_empty() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    println!("violated: {checks:?}");
+    Ok(ExitCode::from(1))
+}
+
+fn tell_network(o: &runs::Outcome) {
+    for line in &o.log {
+        println!("{line}");
+    }
+    for (check, text, at) in &o.violations {
+        println!(
+            "seed {}: {check} at {at} ms: {text} (faults: {}); virtfold-chaos repeat --layer 2 {}",
+            o.seed, o.swarm, o.seed
+        );
+    }
+    if !o.log.is_empty() {
+        println!("seed {}: hash {}, journals {}, {} writes", o.seed, o.hash, o.journals, o.writes);
+    }
 }
 
 fn tell(outcome: &Outcome) {

@@ -7,5 +7,7 @@ mod edges;
 mod guest;
 mod harness;
 mod kubernetes;
+#[cfg(feature = "sim")]
+mod sim;
 mod tidy;
 mod world;

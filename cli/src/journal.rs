@@ -28,7 +28,7 @@ impl Bounds {
     /// The journal of a component of this program.
     pub fn config(&self, dir: PathBuf, component: &'static str) -> Config {
         let age = Duration::from_secs(self.journal_age);
-        Config { dir, component, build: build(), size: self.journal_size, age }
+        Config { size: self.journal_size, age, ..Config::new(dir, component, build()) }
     }
 }
 

@@ -125,10 +125,12 @@ async fn serve(config: AgentConfig, outside: File) -> anyhow::Result<()> {
     let agent = node_agent::run(node_agent::Config {
         node_name: node.name.clone(),
         client,
-        listener,
+        incoming: proto::transport::incoming(listener),
         address: address.to_string(),
         tls: proto::transport::Tls { ca, cert: identity.cert, key: identity.key },
         state_dir,
+        disk: node_agent::Disk::Threads,
+        boot_id: node_agent::boot_id()?,
         pods: Arc::new(Source(runner.handle())),
         probe: Box::new(move || {
             let found = found.clone();

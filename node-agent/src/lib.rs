@@ -35,12 +35,9 @@ use std::sync::Arc;
 
 use futures::future::BoxFuture;
 use proto::agent::node_agent_server::NodeAgentServer;
-use proto::transport::Tls;
+use proto::transport::{Incoming, Tls};
 use telemetry::journal::Journal;
-use tokio::net::TcpListener;
 use tokio::sync::{Notify, mpsc, watch};
-use tokio_stream::StreamExt;
-use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -48,6 +45,7 @@ pub use launchers::{Answer, Launcher, Launchers, Names, Prepared, Updates};
 pub use node::{Accelerator, Offers};
 pub use pods::{PodFacts, PodSource};
 pub use server::{CONTROLLER, GATEWAY};
+pub use store::Disk;
 
 /// Finds out how guests are run on this machine. Asked once per boot.
 pub type Probe = Box<dyn Fn() -> BoxFuture<'static, Accelerator> + Send + Sync>;
@@ -59,13 +57,17 @@ pub struct Config {
     /// Client of the API server, with the node's rights.
     pub client: kube::Client,
     /// Where controllers and gateways are served.
-    pub listener: TcpListener,
+    pub incoming: Incoming,
     /// How they find it: `host:port`, written into an annotation of the Node.
     pub address: String,
     /// The server's certificate, which names the node, its key, and the authority of all components.
     pub tls: Tls,
     /// The agent's memory. Of one agent at a time.
     pub state_dir: PathBuf,
+    /// How its files are written.
+    pub disk: Disk,
+    /// This boot of the machine ([`boot_id`]): domains of another one are over.
+    pub boot_id: String,
     /// Whoever runs pods here.
     pub pods: Arc<dyn PodSource>,
     /// Finds out how guests are run.
@@ -137,6 +139,15 @@ impl Shared {
     }
 }
 
+/// What the kernel calls this boot of the machine.
+///
+/// # Errors
+/// The kernel does not tell.
+pub fn boot_id() -> Result<String, Error> {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map_err(Error::BootId)?;
+    Ok(id.trim().to_owned())
+}
+
 /// Runs the agent of one node until it is shut down.
 ///
 /// # Errors
@@ -151,14 +162,13 @@ pub async fn run(config: Config) -> Result<(), Error> {
 /// As [`run`].
 pub async fn run_with(config: Config, launchers: Arc<dyn Launchers>) -> Result<(), Error> {
     let open = |source| Error::State { path: config.state_dir.clone(), source };
-    let store = store::Store::open(&config.state_dir).map_err(open)?;
-    let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map_err(Error::BootId)?.trim().to_owned();
-    let accelerator = node::accelerator(&store, &boot_id, &config.probe).await;
+    let store = store::Store::open(&config.state_dir, config.disk).map_err(open)?;
+    let accelerator = node::accelerator(&store, &config.boot_id, &config.probe).await;
     let stop = config.shutdown.child_token();
     let shared = Arc::new(Shared {
         node: config.node_name.clone(),
         node_uid: watch::Sender::default(),
-        boot_id,
+        boot_id: config.boot_id,
         instance: uuid::Uuid::new_v4().to_string(),
         address: config.address,
         client: config.client.clone(),
@@ -182,12 +192,6 @@ pub async fn run_with(config: Config, launchers: Arc<dyn Launchers>) -> Result<(
         AbortOnDropHandle::new(tokio::spawn(node::keep(shared.clone()))),
     ];
     let service = server::Service::new(shared, to_hub);
-    let incoming = TcpListenerStream::new(config.listener).map(|stream| {
-        stream.inspect(|s| {
-            // Small messages, each of them awaited.
-            let _ = s.set_nodelay(true);
-        })
-    });
     tracing::info!(node = config.node_name, "the node agent serves");
     let server = tonic::transport::Server::builder()
         .tls_config(proto::transport::server_tls(&config.tls))
@@ -195,7 +199,7 @@ pub async fn run_with(config: Config, launchers: Arc<dyn Launchers>) -> Result<(
         .http2_keepalive_interval(Some(limits::KEEPALIVE))
         .http2_keepalive_timeout(Some(limits::KEEPALIVE))
         .add_service(NodeAgentServer::new(service))
-        .serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned());
+        .serve_with_incoming_shutdown(config.incoming, stop.clone().cancelled_owned());
     let served = server.await.map_err(Error::Serve);
     stop.cancel();
     served

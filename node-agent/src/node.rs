@@ -92,8 +92,7 @@ pub(crate) async fn accelerator(store: &Store, boot_id: &str, probe: &crate::Pro
     let accelerator = probe().await;
     tracing::info!(?accelerator, "probed");
     let probed = Probed { boot_id: boot_id.into(), accelerator: accelerator.clone() };
-    let store = store.clone();
-    if let Ok(Err(error)) = tokio::task::spawn_blocking(move || store.write(PROBED, &probed)).await {
+    if let Err(error) = store.put(move |s| s.write(PROBED, &probed)).await {
         tracing::warn!(%error, "remembering the accelerator");
     }
     accelerator

@@ -66,10 +66,9 @@ impl Service {
         if let Admission::Accept { .. } = admission {
             let new = Memory { epoch: hello.epoch, leader: hello.leader.clone() };
             if memory.as_ref() != Some(&new) {
-                let (store, written) = (self.shared.store.clone(), new.clone());
-                match tokio::task::spawn_blocking(move || store.set_memory(&written)).await {
-                    Ok(Ok(())) => *memory = Some(new),
-                    Ok(Err(e)) => return Admission::Refuse(format!("the epoch cannot be put on disk: {e}")),
+                let written = new.clone();
+                match self.shared.store.put(move |s| s.set_memory(&written)).await {
+                    Ok(()) => *memory = Some(new),
                     Err(e) => return Admission::Refuse(format!("the epoch cannot be put on disk: {e}")),
                 }
             }

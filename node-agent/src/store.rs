@@ -22,16 +22,37 @@ pub(crate) struct Record {
     pub unpaused: Option<bool>,
 }
 
+/// How files are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Disk {
+    /// By threads of their own, so that nobody but the writer waits for a slow disk.
+    Threads,
+    /// In place: a simulation has one thread.
+    InPlace,
+}
+
 #[derive(Clone, Debug)]
 pub(crate) struct Store {
     folder: PathBuf,
+    disk: Disk,
 }
 
 impl Store {
     /// Opens the folder, made at the first time.
-    pub fn open(folder: &Path) -> io::Result<Self> {
+    pub fn open(folder: &Path, disk: Disk) -> io::Result<Self> {
         fs::create_dir_all(folder.join("pods"))?;
-        Ok(Self { folder: folder.to_owned() })
+        Ok(Self { folder: folder.to_owned(), disk })
+    }
+
+    /// Writes, and waits until it is on the disk.
+    pub async fn put(&self, write: impl FnOnce(&Self) -> io::Result<()> + Send + 'static) -> io::Result<()> {
+        match self.disk {
+            Disk::Threads => {
+                let store = self.clone();
+                tokio::task::spawn_blocking(move || write(&store)).await.map_err(io::Error::other)?
+            }
+            Disk::InPlace => write(self),
+        }
     }
 
     pub fn memory(&self) -> Option<Memory> {
@@ -107,11 +128,11 @@ mod tests {
     #[test]
     fn what_was_written_is_read_and_damage_is_as_good_as_nothing() {
         let dir = tempfile::tempdir().unwrap();
-        let store = Store::open(&dir.path().join("state")).unwrap();
+        let store = Store::open(&dir.path().join("state"), Disk::Threads).unwrap();
         assert_eq!(store.memory(), None);
         let memory = Memory { epoch: Epoch(7), leader: "a".into() };
         store.set_memory(&memory).unwrap();
-        assert_eq!(Store::open(&dir.path().join("state")).unwrap().memory(), Some(memory));
+        assert_eq!(Store::open(&dir.path().join("state"), Disk::Threads).unwrap().memory(), Some(memory));
         fs::write(dir.path().join("state/leader.json"), b"{").unwrap();
         assert_eq!(store.memory(), None);
         let record = Record { unpaused: Some(true), ..Record::default() };

@@ -3,19 +3,101 @@
 //! The server's certificate must name the node, the client's the component. A connection that is silent for five seconds is
 //! asked, and given up after five more.
 
-use futures::future::BoxFuture;
+use futures::{StreamExt, future::BoxFuture, stream, stream::BoxStream};
 use hyper_util::rt::TokioIo;
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
-use tokio::net::TcpStream;
-use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity, ServerTlsConfig};
+use std::{
+    io,
+    net::SocketAddr,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::{TcpListener, TcpStream},
+};
+use tonic::transport::{
+    Certificate, Channel, ClientTlsConfig, Endpoint, Identity, ServerTlsConfig,
+    server::{Connected, TcpConnectInfo},
+};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-/// Opens a TCP connection. In the embedded cluster it does so inside the cluster's network namespace.
-pub type Dial = Arc<dyn Fn(SocketAddr) -> BoxFuture<'static, io::Result<TcpStream>> + Send + Sync>;
+/// Bytes both ways.
+trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
+
+/// A connection of whatever network there is: that of the machine, of a namespace, of a simulation.
+pub struct Connection(Box<dyn Io>);
+
+impl Connection {
+    /// Over this stream.
+    pub fn new(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> Self {
+        Self(Box::new(stream))
+    }
+
+    /// Over TCP. What goes over it are small messages, each of them awaited.
+    pub fn tcp(stream: TcpStream) -> Self {
+        // Slower is not broken.
+        let _ = stream.set_nodelay(true);
+        Self::new(stream)
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, to: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_read(cx, to)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write(cx, bytes)
+    }
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(cx)
+    }
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(cx)
+    }
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write_vectored(cx, slices)
+    }
+    fn is_write_vectored(&self) -> bool {
+        self.0.is_write_vectored()
+    }
+}
+
+// Who is at the other end is told by its certificate, which tonic keeps beside this.
+impl Connected for Connection {
+    type ConnectInfo = TcpConnectInfo;
+    fn connect_info(&self) -> TcpConnectInfo {
+        TcpConnectInfo { local_addr: None, remote_addr: None }
+    }
+}
+
+/// Opens a connection. In the embedded cluster it does so inside the cluster's network namespace.
+pub type Dial = Arc<dyn Fn(SocketAddr) -> BoxFuture<'static, io::Result<Connection>> + Send + Sync>;
 
 /// A [`Dial`] from this process's own network.
 pub fn direct() -> Dial {
-    Arc::new(|address| Box::pin(TcpStream::connect(address)))
+    Arc::new(|address| Box::pin(async move { TcpStream::connect(address).await.map(Connection::tcp) }))
+}
+
+/// Connections as they come.
+pub type Incoming = BoxStream<'static, io::Result<Connection>>;
+
+/// Those of a listener in this process's own network.
+pub fn incoming(listener: TcpListener) -> Incoming {
+    let accepted = stream::unfold(listener, |listener| async move {
+        let accepted = listener.accept().await.map(|(stream, _)| Connection::tcp(stream));
+        Some((accepted, listener))
+    });
+    accepted.boxed()
 }
 
 /// Who a component is, and whom it believes: PEM texts.

@@ -19,6 +19,9 @@ use state::{Epoch, LeaderInstance};
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use tokio::{sync::Mutex, time::Instant};
 
+/// Renewals that may hang one after another within the time of a Lease.
+const ATTEMPTS: u32 = 4;
+
 /// How a Lease is taken and kept.
 #[derive(Debug, Clone)]
 pub struct LeaseConfig {
@@ -202,6 +205,8 @@ enum Renewal {
     Again,
     /// It is somebody else's.
     Lost,
+    /// Nobody says.
+    Unanswered,
 }
 
 impl Leadership {
@@ -214,11 +219,15 @@ impl Leadership {
             let deadline = *self.until.borrow();
             loop {
                 let sent = Instant::now();
-                // A request that hangs must not keep a leader in office.
-                let Ok(renewed) = tokio::time::timeout_at(deadline, self.renew()).await else {
-                    return LeaseError::Unanswered { name: name(), after: self.config.duration };
-                };
-                match renewed {
+                // A request that hangs must neither keep a leader in office nor cost it its office: there is time for others.
+                let patience = deadline.min(sent + self.config.duration / ATTEMPTS);
+                match tokio::time::timeout_at(patience, self.renew()).await.unwrap_or(Ok(Renewal::Unanswered)) {
+                    Ok(Renewal::Unanswered) => {
+                        tracing::warn!("nobody answers whether the lease is renewed");
+                        if Instant::now() >= deadline {
+                            return LeaseError::Unanswered { name: name(), after: self.config.duration };
+                        }
+                    }
                     Ok(Renewal::Done) => {
                         self.until.send_replace(sent + self.config.duration);
                         break;
@@ -276,5 +285,42 @@ impl Leadership {
         if let Err(error) = self.api.replace(&self.config.name, &PostParams::default(), &lease).await {
             tracing::debug!(%error, "lease not released");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use embedded::{
+        auth::User,
+        server::{ApiServer, Config},
+        storage::Memory,
+    };
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use tower::Service;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_renewal_that_nobody_answers_does_not_cost_the_lease() {
+        let server = ApiServer::new(Arc::new(Memory::new()), Config::default()).await.unwrap();
+        let renewals = Arc::new(AtomicU32::new(0));
+        let count = renewals.clone();
+        let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+            let (mut server, count) = (server.service(User::system("test")), count.clone());
+            async move {
+                if request.method() == http::Method::PUT && count.fetch_add(1, Ordering::Relaxed) == 0 {
+                    std::future::pending::<()>().await;
+                }
+                server.call(request).await
+            }
+        });
+        let config = LeaseConfig { namespace: "default".into(), ..LeaseConfig::default() };
+        let client = Client::new(service, "default");
+        let leadership = acquire(&client, config, LeaderInstance("a".into())).await.unwrap();
+        tokio::select! {
+            lost = leadership.keep() => panic!("{lost}"),
+            () = tokio::time::sleep(Duration::from_secs(60)) => {}
+        }
+        assert!(renewals.load(Ordering::Relaxed) > 10);
     }
 }

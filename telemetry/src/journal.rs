@@ -61,12 +61,15 @@ pub struct Config {
     pub size: u64,
     /// How long segments are kept; zero for no bound.
     pub age: Duration,
+    /// Whether a thread writes. Without one whoever steps a cell does, and waits for the disk: for simulations, which have one
+    /// thread.
+    pub thread: bool,
 }
 
 impl Config {
     /// With the usual bounds.
     pub fn new(dir: PathBuf, component: &'static str, build: impl Into<String>) -> Self {
-        Self { dir, component, build: build.into(), size: DEFAULT_SIZE, age: DEFAULT_AGE }
+        Self { dir, component, build: build.into(), size: DEFAULT_SIZE, age: DEFAULT_AGE, thread: true }
     }
 }
 
@@ -74,6 +77,8 @@ impl Config {
 pub struct Journal {
     shared: Option<Arc<Shared>>,
     thread: Option<JoinHandle<()>>,
+    /// Who writes where there is no thread.
+    inline: Option<Arc<Mutex<Writer>>>,
     cells: HashMap<CellKind, HashMap<String, Mark>>,
     line: Vec<u8>,
 }
@@ -140,7 +145,7 @@ impl Shared {
 impl Journal {
     /// Records nothing.
     pub fn off() -> Self {
-        Self { shared: None, thread: None, cells: HashMap::new(), line: vec![] }
+        Self { shared: None, thread: None, inline: None, cells: HashMap::new(), line: vec![] }
     }
 
     /// Appends to a journal as `process` (a random id), which leads with `epoch` if it is a leader; `None` records nothing.
@@ -165,9 +170,21 @@ impl Journal {
             block: 0,
             lost: 0,
         };
-        let writer = Writer { shared: shared.clone(), files: Files::new(config), head, rotate: None, retry: None };
-        let thread = std::thread::Builder::new().name("journal".into()).spawn(move || writer.run());
+        let thread = config.thread;
+        let writer = Writer {
+            shared: shared.clone(),
+            files: Files::new(config),
+            head,
+            rotate: None,
+            retry: None,
+            encoder: Encoder::new(),
+        };
         let mut journal = Self::off();
+        if !thread {
+            (journal.shared, journal.inline) = (Some(shared), Some(Arc::new(Mutex::new(writer))));
+            return journal;
+        }
+        let thread = std::thread::Builder::new().name("journal".into()).spawn(move || writer.run());
         match thread {
             Ok(thread) => (journal.shared, journal.thread) = (Some(shared), Some(thread)),
             Err(error) => tracing::warn!(%error, "no journal is written"),
@@ -205,19 +222,26 @@ impl Journal {
         let commands = machine.step(event);
         let line = begun.and_then(|()| end_line::<M>(&mut self.line, &commands, machine.traceparent().or(traceparent)));
         let mut queue = shared.lock();
-        match line {
+        let due = match line {
             Ok(()) if queue.bytes + self.line.len() <= QUEUE => {
                 mark.generation = generation;
                 queue.push(&self.line, generation, shared);
+                queue.idle(SWEEP).is_none()
             }
             Ok(()) => {
                 mark.generation = 0;
                 shared.drop_records(&mut queue, 1, &"the disk is slower than the cells");
+                true
             }
             Err(error) => {
                 mark.generation = 0;
                 shared.drop_records(&mut queue, 1, &error);
+                false
             }
+        };
+        drop(queue);
+        if due && let Some(writer) = &self.inline {
+            lock(writer).turn();
         }
         commands
     }
@@ -241,21 +265,28 @@ impl Journal {
 
     /// A handle by which others make the thread write what waits.
     pub fn flusher(&self) -> Flusher {
-        Flusher(self.shared.clone())
+        Flusher { shared: self.shared.clone(), inline: self.inline.clone() }
     }
 }
 
 /// Makes a journal's thread write what waits.
 #[derive(Clone)]
-pub struct Flusher(Option<Arc<Shared>>);
+pub struct Flusher {
+    shared: Option<Arc<Shared>>,
+    inline: Option<Arc<Mutex<Writer>>>,
+}
 
 impl Flusher {
     /// Returns when all that was recorded before the call is in the files, or dropped; after five seconds at the latest.
     /// Blocks.
     pub fn flush(&self) {
-        let Some(shared) = &self.0 else { return };
+        let Some(shared) = &self.shared else { return };
         let mut queue = shared.lock();
         queue.flushes += 1;
+        if let Some(writer) = &self.inline {
+            drop(queue);
+            return lock(writer).turn();
+        }
         let mine = queue.flushes;
         shared.news.notify_one();
         let _ = shared.done.wait_timeout_while(queue, CLOSE, |q| q.flushed < mine && !q.closed);
@@ -267,6 +298,10 @@ impl Drop for Journal {
         let Some(shared) = &self.shared else { return };
         let mut queue = shared.lock();
         queue.closing = true;
+        if let Some(writer) = &self.inline {
+            drop(queue);
+            return lock(writer).turn();
+        }
         shared.news.notify_one();
         let queue = shared.done.wait_timeout_while(queue, CLOSE, |q| !q.closed);
         let closed = queue.unwrap_or_else(PoisonError::into_inner).0.closed;
@@ -312,7 +347,12 @@ impl Queue {
     }
 }
 
-/// The thread.
+fn lock(writer: &Mutex<Writer>) -> MutexGuard<'_, Writer> {
+    // What a panic left half-done is a torn block, which readers pass over.
+    writer.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Writes what waits: a thread, or whoever steps.
 struct Writer {
     shared: Arc<Shared>,
     files: Files,
@@ -321,39 +361,43 @@ struct Writer {
     rotate: Option<u64>,
     /// The disk could not be written; when it is tried again.
     retry: Option<Instant>,
+    encoder: Result<Encoder, state::journal::Error>,
 }
 
 impl Writer {
     fn run(mut self) {
-        let mut encoder = Encoder::new();
         self.files.sweep();
-        loop {
-            let (chunks, asked, closing) = self.wait();
-            for chunk in chunks {
-                let written = match &mut encoder {
-                    Ok(encoder) => self.write(encoder, &chunk).map_err(|e| e.to_string()),
-                    Err(error) => Err(error.to_string()),
-                };
-                if let Err(error) = written {
-                    self.fail(&chunk, &error);
-                }
-            }
-            if self.retry.is_some_and(|at| at <= Instant::now()) || (closing && self.retry.is_some()) {
-                self.try_again(&mut encoder);
-            }
-            self.age();
-            let mut queue = self.shared.lock();
-            queue.flushed = queue.flushed.max(asked);
-            queue.closed = closing;
-            self.shared.done.notify_all();
-            if closing {
-                return;
-            }
+        while !self.shared.lock().closed {
+            self.wait();
+            self.turn();
         }
     }
 
+    /// Writes what waits, and looks after the files.
+    fn turn(&mut self) {
+        let (chunks, asked, closing) = {
+            let mut queue = self.shared.lock();
+            queue.bytes = 0;
+            queue.since = None;
+            (std::mem::take(&mut queue.chunks), queue.flushes, queue.closing)
+        };
+        for chunk in chunks {
+            if let Err(error) = self.write(&chunk) {
+                self.fail(&chunk, &error.to_string());
+            }
+        }
+        if self.retry.is_some_and(|at| at <= Instant::now()) || (closing && self.retry.is_some()) {
+            self.try_again();
+        }
+        self.age();
+        let mut queue = self.shared.lock();
+        queue.flushed = queue.flushed.max(asked);
+        queue.closed = closing;
+        self.shared.done.notify_all();
+    }
+
     /// Waits for something to write, or for the time to look at the files' age.
-    fn wait(&self) -> (VecDeque<Chunk>, u64, bool) {
+    fn wait(&self) {
         let shared = self.shared.clone();
         let mut queue = shared.lock();
         let retry = self.retry.map(|at| at.saturating_duration_since(Instant::now()));
@@ -365,12 +409,9 @@ impl Writer {
                 break;
             }
         }
-        queue.bytes = 0;
-        queue.since = None;
-        (std::mem::take(&mut queue.chunks), queue.flushes, queue.closing)
     }
 
-    fn write(&mut self, encoder: &mut Encoder, chunk: &Chunk) -> Result<(), Box<dyn std::error::Error>> {
+    fn write(&mut self, chunk: &Chunk) -> Result<(), Box<dyn std::error::Error>> {
         if self.rotate.is_some_and(|from| chunk.generation >= from) {
             self.rotate = None;
             self.files.close();
@@ -378,6 +419,7 @@ impl Writer {
         self.head.segment = self.files.open()?;
         self.head.lost = chunk.lost;
         self.head.block += 1;
+        let encoder = self.encoder.as_mut().map_err(|e| e.to_string())?;
         let block = encoder.block(&self.head, &chunk.lines)?;
         self.files.append(&block)?;
         if self.files.is_full() {
@@ -416,11 +458,10 @@ impl Writer {
     }
 
     /// A block without records tells how many are missing; if it is written, the others are, too.
-    fn try_again(&mut self, encoder: &mut Result<Encoder, state::journal::Error>) {
-        let Ok(encoder) = encoder else { return };
+    fn try_again(&mut self) {
         let lost = self.shared.lock().lost;
         let probe = Chunk { generation: 0, lines: vec![], records: 0, lost };
-        match self.write(encoder, &probe) {
+        match self.write(&probe) {
             Ok(()) => {
                 self.shared.lock().lost -= lost;
                 self.retry = None;

@@ -1,5 +1,5 @@
-//! What really happened: kept by the world beside everything else, never read from the control plane, and read by the
-//! invariants alone.
+//! What really happened: told by the world that it happens in (the model world, or the simulated network), never read from
+//! the control plane, and read by the invariants alone.
 
 use super::{
     World,
@@ -11,7 +11,7 @@ use super::{
 use embedded::semantics::value::{finalizers, items};
 use serde_json::Value;
 use state::{
-    Epoch, PodUid,
+    Epoch, NodeName, PodUid,
     agent::{Hello, vmi::Stage},
     domain::InstructKind,
     object::{Kind, ObjectRef},
@@ -26,7 +26,7 @@ use std::{
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Executing {
     /// Node.
-    pub node: usize,
+    pub node: String,
     /// Pod.
     pub pod: String,
     /// Machine, by namespace and name.
@@ -50,10 +50,12 @@ pub struct Ghost {
     pub declared: BTreeSet<String>,
     /// How often a launcher began an instruction, by process and id.
     pub begun: BTreeMap<(String, String), u32>,
+    /// Pods whose launcher was told to start a domain.
+    pub told_to_start: BTreeSet<String>,
     /// Epochs in the order in which they were acquired.
     pub epochs: Vec<Epoch>,
     /// Highest epoch that a node accepted.
-    pub accepted: BTreeMap<usize, Epoch>,
+    pub accepted: BTreeMap<String, Epoch>,
     /// Two that believed to lead at once.
     pub rivals: Vec<String>,
     /// Instructions of a leader that was none any more.
@@ -74,6 +76,8 @@ pub struct Ghost {
     pub alive: Vec<String>,
     /// Guests that were stopped by nobody's wish.
     pub killed: Vec<String>,
+    /// All objects that are there, by UID.
+    pub present: BTreeMap<String, Rc<Seen>>,
     /// All versions of machines and instances, by UID.
     pub history: BTreeMap<String, Vec<Rc<Seen>>>,
     /// Writes of controllers by verb and kind.
@@ -93,7 +97,8 @@ pub struct Ghost {
 }
 
 impl Ghost {
-    pub(super) fn acquired(&mut self, epoch: Epoch) {
+    /// A controller acquired the Lease.
+    pub fn acquired(&mut self, epoch: Epoch) {
         self.epochs.push(epoch);
         self.dirty = true;
     }
@@ -119,78 +124,89 @@ fn is_final(vmi: &Seen) -> bool {
     Phase::parse(vmi.text("/status/phase")).is_final()
 }
 
-impl World {
-    /// Something was written.
-    pub(super) fn observe_commit(&mut self, commit: &Commit, by: Option<Proc>) {
+impl Ghost {
+    /// The object of that name that is there.
+    pub fn find(&self, res: Res, namespace: &str, name: &str) -> Option<&Rc<Seen>> {
+        self.all(res).find(|o| o.namespace() == namespace && o.name() == name)
+    }
+
+    /// All objects of a kind that are there.
+    pub fn all(&self, res: Res) -> impl Iterator<Item = &Rc<Seen>> {
+        self.present.values().filter(move |o| o.res == res)
+    }
+
+    fn exists(&self, uid: &str) -> bool {
+        self.present.contains_key(uid)
+    }
+
+    /// Something was written, at this time (milliseconds), by a controller or by somebody else.
+    pub fn committed(&mut self, commit: &Commit, at: u64, by_controller: bool) {
         let now = &commit.now;
         let uid = now.uid().to_owned();
-        self.ghost.dirty = true;
+        self.dirty = true;
+        if commit.gone {
+            self.present.remove(&uid);
+        } else {
+            self.present.insert(uid.clone(), now.clone());
+        }
         if now.res != Res::Lease {
-            self.ghost.last_write = self.now;
+            self.last_write = at;
         }
         match now.res {
-            Res::Vm | Res::Vmi => self.ghost.history.entry(uid.clone()).or_default().push(now.clone()),
+            Res::Vm | Res::Vmi => self.history.entry(uid.clone()).or_default().push(now.clone()),
             Res::Pod | Res::Set | Res::Revision | Res::Claim | Res::Node | Res::Lease => {}
         }
-        let by_controller = matches!(by, Some(Proc::Controller(..)));
         match now.res {
             Res::Vmi if !commit.gone => {
                 let active = now.value.pointer("/status/activePods").and_then(Value::as_object);
                 if let Some(pods) = active {
-                    self.ghost.authorised.entry(uid.clone()).or_default().extend(pods.keys().cloned());
+                    self.authorised.entry(uid.clone()).or_default().extend(pods.keys().cloned());
                 }
                 let phase = Phase::parse(now.text("/status/phase"));
-                let phases = self.ghost.phases.entry(uid.clone()).or_default();
+                let phases = self.phases.entry(uid.clone()).or_default();
                 let was = phases.last().copied();
                 if was != Some(phase) {
                     phases.push(phase);
                 }
                 if phase.is_final() && was.is_none_or(|w| !w.is_final()) && by_controller {
-                    self.observe_final(now);
+                    self.said_to_end(now);
                 }
                 let kept = |o: &Seen| finalizers(&o.value).iter().any(|f| f == api::names::FINALIZER_VMI);
                 if by_controller && commit.before.as_ref().is_some_and(|b| kept(b)) && !kept(now) {
-                    self.observe_release(&uid);
+                    self.let_go(&uid);
                 }
             }
-            Res::Vmi => self.observe_release(&uid),
+            Res::Vmi => self.let_go(&uid),
             Res::Pod => {
                 let vmi = now.owner().map(|(_, _, u)| u.to_owned()).unwrap_or_default();
-                self.ghost.pods.entry(vmi.clone()).or_default().insert(uid.clone());
-                let standing = self.ghost.standing.entry(vmi).or_default();
+                self.pods.entry(vmi.clone()).or_default().insert(uid.clone());
+                let standing = self.standing.entry(vmi).or_default();
                 if commit.gone {
                     standing.remove(&uid);
                 } else {
                     standing.insert(uid.clone());
                 }
                 // Also one that is just about to run its vCPUs.
-                if commit.gone && self.nodes.iter().any(|n| n.has_domain(&PodUid(uid.clone()))) {
-                    self.ghost.declared.insert(uid);
+                if commit.gone && self.told_to_start.contains(&uid) {
+                    self.declared.insert(uid);
                 }
             }
             Res::Node => {
                 let fenced = now.node().is_some_and(|v| v.out_of_service && v.ready != Some(true));
-                if let Some(n) = self.nodes.iter().position(|x| x.name.as_str() == now.name()).filter(|_| fenced) {
-                    let pods: Vec<String> = self
-                        .ghost
-                        .executing
-                        .values()
-                        .flatten()
-                        .filter(|e| e.node == n)
-                        .map(|e| e.pod.clone())
-                        .collect();
-                    self.ghost.declared.extend(pods);
+                if fenced {
+                    let runs = self.executing.values().flatten().filter(|e| e.node == now.name());
+                    self.declared.extend(runs.map(|e| e.pod.clone()).collect::<Vec<_>>());
                 }
             }
             Res::Vm => {
                 let counted = now.text("/status/startFailure/lastFailedVMIUID");
                 let before = commit.before.as_ref().map_or("", |b| b.text("/status/startFailure/lastFailedVMIUID"));
                 // One that failed by itself before its deletion began has failed, stopped or not.
-                let recalled = self.ghost.history.get(counted).into_iter().flatten();
+                let recalled = self.history.get(counted).into_iter().flatten();
                 let recalled = recalled.skip_while(|v| !is_final(v)).map(|v| v.deleting()).next().unwrap_or(false);
-                if counted != before && recalled && self.ghost.stopped.contains(counted) {
+                if counted != before && recalled && self.stopped.contains(counted) {
                     let text = format!("the stop of instance {counted} is counted as a failed start of {}", now.name());
-                    self.ghost.overridden.push(text);
+                    self.overridden.push(text);
                 }
             }
             Res::Set | Res::Revision | Res::Claim | Res::Lease => {}
@@ -198,15 +214,14 @@ impl World {
     }
 
     /// A controller says that an instance has ended.
-    fn observe_final(&mut self, vmi: &Rc<Seen>) {
-        let runs = self.ghost.executing.get(vmi.uid()).into_iter().flatten();
-        let undeclared: Vec<String> =
-            runs.filter(|e| !self.ghost.declared.contains(&e.pod)).map(|e| e.pod.clone()).collect();
+    fn said_to_end(&mut self, vmi: &Rc<Seen>) {
+        let runs = self.executing.get(vmi.uid()).into_iter().flatten();
+        let undeclared: Vec<String> = runs.filter(|e| !self.declared.contains(&e.pod)).map(|e| e.pod.clone()).collect();
         for pod in undeclared {
             let reason = vmi.text("/status/reason");
             let text =
                 format!("instance {} is {} ({reason}), and pod {pod} runs it", vmi.uid(), vmi.text("/status/phase"));
-            self.ghost.alive.push(text);
+            self.alive.push(text);
         }
         if vmi.text("/status/reason") == "PodRemoved" {
             let active: Vec<String> = vmi
@@ -217,32 +232,32 @@ impl World {
                 .flat_map(|m| m.keys().cloned())
                 .collect();
             for pod in active {
-                if self.exists(Res::Pod, &pod) {
-                    self.ghost.unfounded.push(format!("instance {} failed as if its pod {pod} were gone", vmi.uid()));
+                if self.exists(&pod) {
+                    self.unfounded.push(format!("instance {} failed as if its pod {pod} were gone", vmi.uid()));
                 }
             }
         }
     }
 
     /// The finalizer of an instance came off.
-    fn observe_release(&mut self, vmi: &str) {
-        let runs: Vec<String> = self.ghost.executing.get(vmi).into_iter().flatten().map(|e| e.pod.clone()).collect();
+    fn let_go(&mut self, vmi: &str) {
+        let runs: Vec<String> = self.executing.get(vmi).into_iter().flatten().map(|e| e.pod.clone()).collect();
         for pod in runs {
-            if !self.ghost.declared.contains(&pod) && self.exists(Res::Pod, &pod) {
-                self.ghost.unfounded.push(format!("instance {vmi} was let go while pod {pod} runs it"));
+            if !self.declared.contains(&pod) && self.exists(&pod) {
+                self.unfounded.push(format!("instance {vmi} was let go while pod {pod} runs it"));
             }
         }
     }
 
     /// A controller is about to delete something.
-    pub(super) fn observe_delete(&mut self, target: &ObjectRef) {
-        self.ghost.dirty = true;
+    pub fn deletes(&mut self, target: &ObjectRef) {
+        self.dirty = true;
         match target.kind {
             Kind::VirtualMachineInstance => {
                 let uid = target.uid.as_str();
-                let Some(vmi) = self.ghost.history.get(uid).and_then(|h| h.last()).cloned() else { return };
+                let Some(vmi) = self.history.get(uid).and_then(|h| h.last()).cloned() else { return };
                 let Some((_, _, vm)) = vmi.owner() else { return };
-                let own = self.ghost.was(uid, 0, is_final);
+                let own = self.was(uid, 0, is_final);
                 let wish = |vm: &Seen| {
                     vm.deleting()
                         || vm.text("/spec/runStrategy") == "Halted"
@@ -251,17 +266,17 @@ impl World {
                             .any(|r| r["action"] == "Stop" && r["uid"] == uid)
                 };
                 // A machine that knew of this instance: older wishes were about older ones.
-                let since = self.ghost.history.get(uid).and_then(|h| h.first()).map_or(0, |v| v.revision);
-                if !own && !self.ghost.was(vm, since, wish) {
-                    self.ghost.unfounded.push(format!("instance {uid} is deleted for no reason that anybody can see"));
+                let since = self.history.get(uid).and_then(|h| h.first()).map_or(0, |v| v.revision);
+                if !own && !self.was(vm, since, wish) {
+                    self.unfounded.push(format!("instance {uid} is deleted for no reason that anybody can see"));
                 }
             }
             Kind::Pod => {
                 let uid = target.uid.0.clone();
-                let owner = self.ghost.pods.iter().find(|(_, p)| p.contains(&uid)).map(|(v, _)| v.clone());
+                let owner = self.pods.iter().find(|(_, p)| p.contains(&uid)).map(|(v, _)| v.clone());
                 let Some(vmi) = owner else { return };
-                if !self.ghost.was(&vmi, 0, Seen::deleting) && self.exists(Res::Vmi, &vmi) {
-                    self.ghost.unfounded.push(format!("pod {uid} is deleted for no reason that anybody can see"));
+                if !self.was(&vmi, 0, Seen::deleting) && self.exists(&vmi) {
+                    self.unfounded.push(format!("pod {uid} is deleted for no reason that anybody can see"));
                 }
             }
             Kind::VirtualMachine
@@ -273,77 +288,71 @@ impl World {
     }
 
     /// A controller is about to make an instance from this version of its machine.
-    pub(super) fn observe_creation(&mut self, vm: &str, from: u64) {
-        if let Some((at, _)) = self.ghost.stops.get(vm)
+    pub fn creates_from(&mut self, vm: &str, from: u64) {
+        if let Some((at, _)) = self.stops.get(vm)
             && *at < from
         {
             let text = format!("machine {vm} was stopped at {at} and is started by itself from version {from}");
-            self.ghost.overridden.push(text);
-            self.ghost.dirty = true;
+            self.overridden.push(text);
+            self.dirty = true;
         }
     }
 
-    pub(super) fn observe_start(&mut self, name: &str) {
-        if let Some(vm) = self.server.get(Res::Vm, NS, name) {
-            self.ghost.stops.remove(vm.uid());
-        }
+    /// Somebody starts this machine.
+    pub fn started(&mut self, vm: &str) {
+        self.stops.remove(vm);
     }
 
-    pub(super) fn observe_stop(&mut self, name: &str, vmi: Option<&str>) {
-        if let Some(vm) = self.server.get(Res::Vm, NS, name) {
-            // An instance that an older machine of that name left behind is not this machine's.
-            let own = |uid: &&str| {
-                let seen = self.ghost.history.get(*uid).and_then(|h| h.last());
-                seen.and_then(|v| v.owner()).is_some_and(|(_, _, owner)| owner == vm.uid())
-            };
-            if vmi.is_some_and(|uid| !own(&uid)) {
-                return;
-            }
-            let vmi = vmi.unwrap_or_default().to_owned();
-            if !vmi.is_empty() {
-                self.ghost.stopped.insert(vmi.clone());
-            }
-            self.ghost.stops.insert(vm.uid().to_owned(), (self.server.revision(), vmi));
+    /// Somebody stops this machine, at this version of the store; the instance that it had.
+    pub fn stopped(&mut self, vm: &str, revision: u64, vmi: Option<&str>) {
+        // An instance that an older machine of that name left behind is not this machine's.
+        let own = |uid: &str| {
+            let seen = self.history.get(uid).and_then(|h| h.last());
+            seen.and_then(|v| v.owner()).is_some_and(|(_, _, owner)| owner == vm)
+        };
+        if vmi.is_some_and(|uid| !own(uid)) {
+            return;
         }
+        let vmi = vmi.unwrap_or_default().to_owned();
+        if !vmi.is_empty() {
+            self.stopped.insert(vmi.clone());
+        }
+        self.stops.insert(vm.to_owned(), (revision, vmi));
     }
 
-    /// An agent accepted a controller.
-    pub(super) fn observe_admission(&mut self, n: usize, hello: &Hello) {
-        let highest = self.ghost.accepted.get(&n).copied().unwrap_or_default();
-        let (ns, name) = super::controller::LEASE_NAME;
-        let lease = self.server.get(Res::Lease, ns, name);
-        let holds = lease.is_some_and(|l| l.text("/spec/holderIdentity") == hello.leader.as_str());
-        if hello.epoch < highest && !holds {
+    /// An agent accepted this epoch, of one that holds the Lease or does not.
+    pub fn admitted(&mut self, node: &str, epoch: Epoch, holds: bool) {
+        let highest = self.accepted.get(node).copied().unwrap_or_default();
+        if epoch < highest && !holds {
             let text =
-                format!("node {n} accepted epoch {} after {highest}, of one that does not hold the Lease", hello.epoch);
-            self.ghost.disobeyed.push(text);
+                format!("node {node} accepted epoch {epoch} after {highest}, of one that does not hold the Lease");
+            self.disobeyed.push(text);
         }
-        self.ghost.accepted.insert(n, highest.max(hello.epoch));
-        self.ghost.dirty = true;
+        self.accepted.insert(node.to_owned(), highest.max(epoch));
+        self.dirty = true;
     }
 
     /// A launcher begins to carry out an instruction.
-    pub(super) fn observe_begin(&mut self, n: usize, pod: &PodUid, instance: &str, order: &Order) {
-        let i = &order.instruction;
-        *self.ghost.begun.entry((instance.to_owned(), i.id.0.clone())).or_default() += 1;
-        self.ghost.dirty = true;
-        let uid = i.vmi.as_str();
+    pub fn begins(&mut self, node: &NodeName, pod: &PodUid, launcher: &str, i: &Begun<'_>) {
+        *self.begun.entry((launcher.to_owned(), i.id.to_owned())).or_default() += 1;
+        self.dirty = true;
+        let uid = i.vmi;
         match i.kind {
             InstructKind::Start => {
-                let node = self.nodes[n].name.clone();
-                let versions = self.ghost.history.get(uid).map(Vec::as_slice).unwrap_or_default();
-                let with = versions.iter().find(|v| v.revision == order.vmi_rv.0);
-                let granted = with.and_then(|v| v.facts()).is_some_and(|f| f.authorises(pod, &node).is_ok());
+                self.told_to_start.insert(pod.0.clone());
+                let versions = self.history.get(uid).map(Vec::as_slice).unwrap_or_default();
+                let with = versions.iter().find(|v| v.revision == i.version);
+                let granted = with.and_then(|v| v.facts()).is_some_and(|f| f.authorises(pod, node).is_ok());
                 if !granted {
-                    let text = format!("pod {pod} begins to run {uid}, whose version {} does not say so", order.vmi_rv);
-                    self.ghost.unauthorised.push(text);
+                    let text = format!("pod {pod} begins to run {uid}, whose version {} does not say so", i.version);
+                    self.unauthorised.push(text);
                 }
             }
             InstructKind::Shutdown | InstructKind::Kill => {
                 let disowned = |v: &Seen| v.facts().is_some_and(|f| f.stage == Stage::Final || f.disowns(pod));
-                let wanted = self.ghost.was(uid, 0, |v| v.deleting() || disowned(v)) || !self.exists(Res::Vmi, uid);
+                let wanted = self.was(uid, 0, |v| v.deleting() || disowned(v)) || !self.exists(uid);
                 if !wanted {
-                    self.ghost.killed.push(format!("the guest of {uid} is told to stop, and nobody wants that"));
+                    self.killed.push(format!("the guest of {uid} is told to stop, and nobody wants that"));
                 }
             }
             InstructKind::Pause | InstructKind::Resume => {}
@@ -351,32 +360,96 @@ impl World {
     }
 
     /// The vCPUs of a domain run.
+    pub fn executes(&mut self, vmi: &str, running: Executing) {
+        *self.starts.entry(vmi.to_owned()).or_default() += 1;
+        self.executing.entry(vmi.to_owned()).or_default().push(running);
+        self.dirty = true;
+    }
+
+    /// A domain runs no more.
+    pub fn ended(&mut self, node: &str, pod: &str) {
+        for all in self.executing.values_mut() {
+            all.retain(|e| !(e.node == node && e.pod == pod));
+        }
+        self.executing.retain(|_, all| !all.is_empty());
+        self.dirty = true;
+    }
+
+    /// The runtime tells a launcher with a guest to end.
+    pub fn terminated(&mut self, pod: &str) {
+        if self.present.get(pod).is_some_and(|p| !p.deleting()) {
+            self.killed.push(format!("pod {pod} is ended, and nobody deleted it"));
+        }
+        self.dirty = true;
+    }
+}
+
+/// An instruction that a launcher begins to carry out.
+#[derive(Debug, Clone, Copy)]
+pub struct Begun<'a> {
+    /// Its id.
+    pub id: &'a str,
+    /// What for.
+    pub kind: InstructKind,
+    /// The instance.
+    pub vmi: &'a str,
+    /// The version of the instance that came with it.
+    pub version: u64,
+}
+
+/// How the model world tells.
+impl World {
+    pub(super) fn observe_commit(&mut self, commit: &Commit, by: Option<Proc>) {
+        self.ghost.committed(commit, self.now, matches!(by, Some(Proc::Controller(..))));
+    }
+
+    pub(super) fn observe_delete(&mut self, target: &ObjectRef) {
+        self.ghost.deletes(target);
+    }
+
+    pub(super) fn observe_creation(&mut self, vm: &str, from: u64) {
+        self.ghost.creates_from(vm, from);
+    }
+
+    pub(super) fn observe_start(&mut self, name: &str) {
+        if let Some(vm) = self.server.get(Res::Vm, NS, name) {
+            self.ghost.started(vm.uid());
+        }
+    }
+
+    pub(super) fn observe_stop(&mut self, name: &str, vmi: Option<&str>) {
+        if let Some(vm) = self.server.get(Res::Vm, NS, name) {
+            self.ghost.stopped(vm.uid(), self.server.revision(), vmi);
+        }
+    }
+
+    pub(super) fn observe_admission(&mut self, n: usize, hello: &Hello) {
+        let (ns, name) = super::controller::LEASE_NAME;
+        let lease = self.server.get(Res::Lease, ns, name);
+        let holds = lease.is_some_and(|l| l.text("/spec/holderIdentity") == hello.leader.as_str());
+        self.ghost.admitted(self.nodes[n].name.as_str(), hello.epoch, holds);
+    }
+
+    pub(super) fn observe_begin(&mut self, n: usize, pod: &PodUid, instance: &str, order: &Order) {
+        let i = &order.instruction;
+        let begun = Begun { id: &i.id.0, kind: i.kind, vmi: i.vmi.as_str(), version: order.vmi_rv.0 };
+        self.ghost.begins(&self.nodes[n].name, pod, instance, &begun);
+    }
+
     pub(super) fn observe_executing(&mut self, n: usize, pod: &PodUid) {
         let Some(local) = self.nodes[n].pods.get(pod) else { return };
         let machine = format!("{}/{}", local.namespace, local.vmi_name);
         let vmi = local.vmi.clone();
         self.say(|| format!("a guest of {machine} runs: instance {vmi}, pod {pod}, node {n}"));
-        *self.ghost.starts.entry(vmi.clone()).or_default() += 1;
-        let running = Executing { node: n, pod: pod.0.clone(), machine };
-        self.ghost.executing.entry(vmi).or_default().push(running);
-        self.ghost.dirty = true;
+        let node = self.nodes[n].name.to_string();
+        self.ghost.executes(&vmi, Executing { node, pod: pod.0.clone(), machine });
     }
 
-    /// A domain runs no more.
     pub(super) fn observe_ended(&mut self, n: usize, pod: &PodUid) {
-        for all in self.ghost.executing.values_mut() {
-            all.retain(|e| !(e.node == n && e.pod == pod.as_str()));
-        }
-        self.ghost.executing.retain(|_, all| !all.is_empty());
-        self.ghost.dirty = true;
+        self.ghost.ended(self.nodes[n].name.as_str(), pod.as_str());
     }
 
-    /// The runtime tells a launcher with a guest to end.
     pub(super) fn observe_terminated(&mut self, pod: &PodUid) {
-        let found = self.server.all(Res::Pod).into_iter().find(|p| p.uid() == pod.as_str());
-        if found.is_some_and(|p| !p.deleting()) {
-            self.ghost.killed.push(format!("pod {pod} is ended, and nobody deleted it"));
-        }
-        self.ghost.dirty = true;
+        self.ghost.terminated(pod.as_str());
     }
 }

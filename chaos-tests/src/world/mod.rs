@@ -287,7 +287,7 @@ impl World {
     fn check(&mut self) {
         for (id, check) in invariants::SAFETY {
             if self.violations.iter().all(|v| v.check != *id)
-                && let Err(text) = check(self)
+                && let Err(text) = check(&self.ghost)
             {
                 self.violated(id, text);
             }

@@ -2,7 +2,6 @@
 
 use super::{
     World,
-    server::Res,
     swarm::{Fault, Swarm},
 };
 use state::{
@@ -100,10 +99,5 @@ impl World {
             }
             other => other,
         }
-    }
-
-    /// Whether the object is there at this moment, whoever sees it.
-    pub(super) fn exists(&mut self, res: Res, uid: &str) -> bool {
-        self.server.all(res).iter().any(|o| o.uid() == uid)
     }
 }

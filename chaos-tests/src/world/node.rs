@@ -174,11 +174,6 @@ pub(super) struct Node {
 }
 
 impl Node {
-    /// A domain of this pod has begun to start here and is not known to have ended.
-    pub fn has_domain(&self, pod: &PodUid) -> bool {
-        self.launchers.get(pod).is_some_and(|l| l.domain.has_process())
-    }
-
     pub fn new(name: &str) -> Self {
         Self {
             name: name.into(),

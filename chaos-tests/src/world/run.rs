@@ -3,7 +3,6 @@
 use super::{
     Action, BEGIN, CrashPoint, Violation, World,
     dice::Dice,
-    invariants,
     mutants::Mutant,
     swarm::{Fault, Swarm},
     users::{Deed, STRATEGIES},
@@ -91,7 +90,7 @@ fn finish(mut w: World, seed: u64, swarm: Swarm) -> Outcome {
     }
     let end = w.now + CONVERGE;
     w.until(end);
-    if let Err(text) = invariants::check_l1(&mut w) {
+    if let Err(text) = w.check_quiet() {
         w.violated("L1", text);
     }
     Outcome {

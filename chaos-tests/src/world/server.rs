@@ -86,6 +86,11 @@ impl Res {
         }
     }
 
+    /// Of what a key of the store is; `None` where it is of nothing that lives here.
+    pub fn of_key(key: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|res| key.starts_with(&res.resource().prefix()))
+    }
+
     /// What the pure functions know of it.
     pub fn resource(self) -> &'static Resource {
         static ALL: LazyLock<BTreeMap<Res, Resource>> = LazyLock::new(|| {
@@ -117,6 +122,11 @@ pub struct Seen {
 }
 
 impl Seen {
+    /// As the store has it; `None` where that is no object.
+    pub fn read(res: Res, revision: Revision, stored: &[u8]) -> Option<Rc<Self>> {
+        serde_json::from_slice(stored).ok().map(|value| Self::new(res, revision, value))
+    }
+
     fn new(res: Res, revision: Revision, mut value: Value) -> Rc<Self> {
         meta(&mut value).insert("resourceVersion".into(), revision.to_string().into());
         let revision = u64::try_from(revision).unwrap_or(0);

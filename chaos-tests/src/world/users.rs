@@ -8,7 +8,7 @@ use super::{
 };
 use api::names;
 use embedded::semantics::{
-    value::{items, text},
+    value::items,
     write::{DeleteOptions, Part, Propagation},
 };
 use serde_json::{Value, json};
@@ -57,6 +57,72 @@ pub fn machine(name: &str, strategy: &str, grace: u64) -> Value {
 
 fn spec(grace: u64) -> Value {
     json!({"domain": {"memory": {"guest": "64Mi"}, "devices": {}}, "terminationGracePeriodSeconds": grace})
+}
+
+/// What a start, a stop or a restart writes into a machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Wish {
+    /// This strategy.
+    Strategy(String),
+    /// These requests, into this version of the machine.
+    Requests(Value, String, u64),
+}
+
+impl Wish {
+    /// As a merge patch, and of which part.
+    pub fn patch(self) -> (Part, Value) {
+        match self {
+            Self::Strategy(s) => (Part::Main, json!({"spec": {"runStrategy": s}})),
+            Self::Requests(requests, uid, version) => {
+                let meta = json!({"uid": uid, "resourceVersion": version.to_string()});
+                (Part::Status, json!({"metadata": meta, "status": {"stateChangeRequests": requests}}))
+            }
+        }
+    }
+
+    fn requests(vm: &Seen, requests: &[Value]) -> Self {
+        Self::Requests(json!(requests), vm.uid().to_owned(), vm.revision)
+    }
+}
+
+fn is_over(vmi: &Seen) -> bool {
+    matches!(vmi.text("/status/phase"), "Succeeded" | "Failed")
+}
+
+fn asked(vm: &Seen) -> bool {
+    !items(&vm.value, "/status/stateChangeRequests").is_empty()
+}
+
+/// How this machine is started; `None` where it cannot be.
+pub fn start(vm: &Seen, vmi: Option<&Seen>) -> Option<Wish> {
+    match vm.text("/spec/runStrategy") {
+        _ if vmi.is_some_and(|v| !is_over(v)) => None,
+        "Halted" => Some(Wish::Strategy("Always".into())),
+        "RerunOnFailure" if vmi.is_some_and(|v| v.text("/status/phase") == "Failed") => None,
+        "Manual" | "RerunOnFailure" if !asked(vm) => {
+            let stop = vmi.map(|v| json!({"action": "Stop", "uid": v.uid()}));
+            let requests: Vec<Value> = stop.into_iter().chain([json!({"action": "Start"})]).collect();
+            Some(Wish::requests(vm, &requests))
+        }
+        _ => None,
+    }
+}
+
+/// How this machine is stopped; `vmi` is its instance that is not over.
+pub fn stop(vm: &Seen, vmi: Option<&Seen>) -> Option<Wish> {
+    match (vm.text("/spec/runStrategy"), vmi) {
+        ("Always" | "Once", _) => Some(Wish::Strategy("Halted".into())),
+        ("Manual" | "RerunOnFailure", Some(v)) => {
+            Some(Wish::requests(vm, &[json!({"action": "Stop", "uid": v.uid()})]))
+        }
+        _ => None,
+    }
+}
+
+/// How this machine is restarted.
+pub fn restart(vm: &Seen, vmi: &Seen) -> Option<Wish> {
+    let can = !matches!(vm.text("/spec/runStrategy"), "Halted" | "Once") && !asked(vm);
+    can.then(|| Wish::requests(vm, &[json!({"action": "Stop", "uid": vmi.uid()}), json!({"action": "Start"})]))
 }
 
 impl World {
@@ -132,36 +198,19 @@ impl World {
     }
 
     fn set_strategy(&mut self, name: &str, strategy: &str) -> bool {
-        let body = json!({"spec": {"runStrategy": strategy}});
-        self.serve(Verb::merge(Res::Vm, NS, name, Part::Main, body), None).is_ok()
+        let (part, body) = Wish::Strategy(strategy.into()).patch();
+        self.serve(Verb::merge(Res::Vm, NS, name, part, body), None).is_ok()
     }
 
-    fn request(&mut self, vm: &Seen, requests: &Value) -> bool {
-        let body = json!({"metadata": {"uid": vm.uid(), "resourceVersion": vm.revision.to_string()},
-            "status": {"stateChangeRequests": requests}});
-        self.serve(Verb::merge(Res::Vm, NS, vm.name(), Part::Status, body), None).is_ok()
+    fn fulfil(&mut self, name: &str, wish: Option<Wish>) -> bool {
+        let Some((part, body)) = wish.map(|w| w.patch()) else { return false };
+        self.serve(Verb::merge(Res::Vm, NS, name, part, body), None).is_ok()
     }
 
     fn start(&mut self, name: &str) -> bool {
         let Some(vm) = self.vm(name) else { return false };
         let vmi = self.vmi(name);
-        let phase = vmi.as_ref().map_or("", |v| v.text("/status/phase"));
-        let over = matches!(phase, "Succeeded" | "Failed");
-        let queue = items(&vm.value, "/status/stateChangeRequests").len();
-        let done = match vm.text("/spec/runStrategy") {
-            _ if vmi.is_some() && !over => false,
-            "Halted" => self.set_strategy(name, "Always"),
-            "RerunOnFailure" if phase == "Failed" => false,
-            "Manual" | "RerunOnFailure" if queue == 0 => {
-                let mut requests = vec![];
-                if let Some(v) = vmi {
-                    requests.push(json!({"action": "Stop", "uid": v.uid()}));
-                }
-                requests.push(json!({"action": "Start"}));
-                self.request(&vm, &json!(requests))
-            }
-            _ => false,
-        };
+        let done = self.fulfil(name, start(&vm, vmi.as_deref()));
         if done {
             self.observe_start(name);
         }
@@ -170,18 +219,16 @@ impl World {
 
     fn stop(&mut self, name: &str, grace: Option<u64>) -> bool {
         let Some(vm) = self.vm(name) else { return false };
-        let vmi = self.vmi(name).filter(|v| !matches!(v.text("/status/phase"), "Succeeded" | "Failed"));
+        let vmi = self.vmi(name).filter(|v| !is_over(v));
         if let (Some(g), Some(v)) = (grace, &vmi) {
             let body = json!({"metadata": {"uid": v.uid()}, "spec": {"terminationGracePeriodSeconds": g}});
             let _ = self.serve(Verb::merge(Res::Vmi, NS, name, Part::Main, body), None);
         }
-        let done = match (vm.text("/spec/runStrategy"), &vmi) {
-            ("Always" | "Once" | "Manual" | "RerunOnFailure", Some(v)) if self.is(Mutant::StopOnlyDeletes) => {
+        let done = match &vmi {
+            Some(v) if self.is(Mutant::StopOnlyDeletes) && vm.text("/spec/runStrategy") != "Halted" => {
                 self.serve(Verb::delete(Res::Vmi, NS, name, v.uid()), None).is_ok()
             }
-            ("Always" | "Once", _) => self.set_strategy(name, "Halted"),
-            ("Manual" | "RerunOnFailure", Some(v)) => self.request(&vm, &json!([{"action": "Stop", "uid": v.uid()}])),
-            _ => false,
+            _ => self.fulfil(name, stop(&vm, vmi.as_deref())),
         };
         if done {
             self.observe_stop(name, vmi.as_ref().map(|v| v.uid()));
@@ -191,10 +238,7 @@ impl World {
 
     fn restart(&mut self, name: &str) -> bool {
         let (Some(vm), Some(vmi)) = (self.vm(name), self.vmi(name)) else { return false };
-        let queue = items(&vm.value, "/status/stateChangeRequests").len();
-        let can = !matches!(text(&vm.value, "/spec/runStrategy"), "Halted" | "Once") && queue == 0;
-        let requests = json!([{"action": "Stop", "uid": vmi.uid()}, {"action": "Start"}]);
-        let done = can && self.request(&vm, &requests);
+        let done = self.fulfil(name, restart(&vm, &vmi));
         if done {
             self.observe_start(name);
         }

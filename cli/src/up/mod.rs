@@ -256,7 +256,7 @@ async fn start(
         let netns = netns.clone();
         Arc::new(move |address| {
             let netns = netns.clone();
-            Box::pin(async move { netns.dial(address).await })
+            Box::pin(async move { netns.dial(address).await.map(proto::transport::Connection::tcp) })
         })
     };
     let site = Site {

@@ -131,11 +131,10 @@ async fn forward(asked: &Asked<'_>, vmi: &Value, rest: &[&str], parts: &mut Part
         Ok(Err(e)) => return Err(Status::internal(format_args!("dialling VM: {target}: {e}"))),
         Err(_) => return Err(Status::internal(format_args!("dialling VM: {target}: no answer"))),
     };
-    let _ = stream.set_nodelay(true);
     let ws = upgrade(parts).await?;
     let about = format!("port {port} of {}/{}", asked.namespace, asked.name);
     Ok(ws.on_upgrade(move |socket| async move {
-        let (mut read, write) = stream.into_split();
+        let (mut read, write) = tokio::io::split(stream);
         let (from_guest, guest) = mpsc::channel::<Result<Bytes, String>>(limits::CHUNKS);
         let reader = tokio::spawn(async move {
             let mut buffer = vec![0; limits::FRAME];
@@ -159,7 +158,7 @@ async fn forward(asked: &Asked<'_>, vmi: &Value, rest: &[&str], parts: &mut Part
 /// Where a client's bytes go.
 enum Up {
     Agent(mpsc::Sender<StreamChunk>),
-    Port(tokio::net::tcp::OwnedWriteHalf),
+    Port(tokio::io::WriteHalf<proto::transport::Connection>),
 }
 
 impl Up {

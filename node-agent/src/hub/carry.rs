@@ -59,8 +59,8 @@ impl Hub {
                 tracing::debug!(%pod, "a cell ends");
                 self.slots.remove(pod);
                 self.journal.forget(CellKind::Agent, pod.as_str());
-                let (store, uid) = (self.shared.store.clone(), pod.0.clone());
-                if let Ok(Err(error)) = tokio::task::spawn_blocking(move || store.forget(&uid)).await {
+                let uid = pod.0.clone();
+                if let Err(error) = self.shared.store.put(move |s| s.forget(&uid)).await {
                     tracing::error!(%error, %pod, "forgetting a pod");
                 }
             }
@@ -81,9 +81,9 @@ impl Hub {
             slot.record.namespace.clone_from(&slot.namespace);
             slot.record.name.clone_from(&slot.name);
         }
-        let (store, uid, record) = (self.shared.store.clone(), pod.0.clone(), slot.record.clone());
+        let (uid, record) = (pod.0.clone(), slot.record.clone());
         // A full disk costs this copy; the termination message and the launcher have theirs.
-        if let Ok(Err(error)) = tokio::task::spawn_blocking(move || store.set_record(&uid, &record)).await {
+        if let Err(error) = self.shared.store.put(move |s| s.set_record(&uid, &record)).await {
             tracing::error!(%error, %pod, "writing the memory of a pod");
         }
     }

@@ -12,7 +12,7 @@ use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions
 use kube::runtime::{WatchStreamExt, watcher};
 use serde_json::{Value, json};
 
-use super::{Config, Place, Resident};
+use super::{Place, Pods, Resident};
 use crate::{PodFacts, limits};
 
 /// A kubelet renews its Lease this often.
@@ -28,7 +28,7 @@ pub(super) fn time() -> String {
 }
 
 /// Follows the launcher pods, for ever.
-pub(super) async fn run(config: Arc<Config>, places: Places) {
+pub(super) async fn run(config: Arc<Pods>, places: Places) {
     if config.kubelet {
         for place in places.values() {
             tokio::spawn(renew(config.clone(), place.name.clone()));
@@ -50,7 +50,9 @@ pub(super) async fn run(config: Arc<Config>, places: Places) {
     }
 }
 
-async fn renew(config: Arc<Config>, node: String) {
+async fn renew(config: Arc<Pods>, node: String) {
+    // The node was silent, and may have been called so.
+    let mut silent = false;
     let leases: Api<Lease> = Api::namespaced(config.client.clone(), LEASES);
     loop {
         let now = jiff::Timestamp::now().strftime("%FT%T%.6fZ").to_string();
@@ -64,8 +66,13 @@ async fn renew(config: Arc<Config>, node: String) {
             },
             other => other,
         };
-        if let Err(error) = written {
-            tracing::debug!(%error, node, "renewing a Lease");
+        match written {
+            Err(error) => {
+                silent = true;
+                tracing::debug!(%error, node, "renewing a Lease");
+            }
+            Ok(_) if silent => silent = super::write_node(&config, &node).await.is_err(),
+            Ok(_) => {}
         }
         tokio::select! {
             () = config.stop.cancelled() => return,
@@ -75,7 +82,7 @@ async fn renew(config: Arc<Config>, node: String) {
 }
 
 struct Cluster {
-    config: Arc<Config>,
+    config: Arc<Pods>,
     places: Places,
     /// Which node is next.
     next: usize,
@@ -209,7 +216,7 @@ fn facts(pod: &Pod) -> PodFacts {
 }
 
 /// The life of one pod, as a kubelet goes through it.
-async fn keep(config: Arc<Config>, place: Arc<Place>, pod: Pod, resident: Resident) {
+async fn keep(config: Arc<Pods>, place: Arc<Place>, pod: Pod, resident: Resident) {
     let Resident { machine, deleted, .. } = resident;
     tokio::select! {
         () = tokio::time::sleep(config.delays.start) => {
@@ -229,13 +236,13 @@ async fn keep(config: Arc<Config>, place: Arc<Place>, pod: Pod, resident: Reside
     place.remove(&uid(&pod));
 }
 
-async fn ended(config: &Config, pod: &Pod, exit: i32, message: &str) {
+async fn ended(config: &Pods, pod: &Pod, exit: i32, message: &str) {
     let (phase, reason) = if exit == 0 { ("Succeeded", "Completed") } else { ("Failed", "Error") };
     let state = json!({"terminated": {"exitCode": exit, "reason": reason, "message": message, "finishedAt": time()}});
     write(config, pod, phase, &state, false).await;
 }
 
-async fn remove(config: &Config, pod: &Pod) {
+async fn remove(config: &Pods, pod: &Pod) {
     let (namespace, name) = key(pod);
     let pods: Api<Pod> = Api::namespaced(config.client.clone(), &namespace);
     let at_once = DeleteParams {
@@ -246,7 +253,7 @@ async fn remove(config: &Config, pod: &Pod) {
     settle(|| pods.delete(&name, &at_once), "removing a pod").await;
 }
 
-async fn write(config: &Config, pod: &Pod, phase: &str, state: &Value, ready: bool) {
+async fn write(config: &Pods, pod: &Pod, phase: &str, state: &Value, ready: bool) {
     let (namespace, name) = key(pod);
     let pods: Api<Pod> = Api::namespaced(config.client.clone(), &namespace);
     let containers = pod.spec.iter().flat_map(|s| &s.containers);

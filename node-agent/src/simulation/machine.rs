@@ -13,7 +13,7 @@ use proto::agent::{
 use proto::launcher::{InfoReply, Order, Update, update};
 use tokio::sync::watch;
 
-use super::Delays;
+use super::{Delays, Ending};
 use crate::PodFacts;
 use crate::launchers::{Answer, Launcher, Updates};
 
@@ -31,16 +31,36 @@ struct Table {
     ip: String,
 }
 
+/// Hears what really happens in modelled launchers, whoever is told of it.
+pub trait Observe: Send + Sync {
+    /// A launcher begins to carry out an instruction that it was not sent before.
+    fn begins(&self, pod: &PodFacts, launcher: &str, order: &Order);
+    /// The vCPUs of a domain run.
+    fn executes(&self, pod: &PodFacts);
+    /// They run no more.
+    fn ended(&self, pod: &PodFacts);
+}
+
 /// One modelled machine.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) struct Machine {
     level: Arc<watch::Sender<Level>>,
     table: Arc<Mutex<Table>>,
     delays: Delays,
+    pod: Arc<PodFacts>,
+    observe: Option<Arc<dyn Observe>>,
+    /// A launcher lives in its pod: what it does by itself goes on when the agent that told it dies.
+    home: tokio::runtime::Handle,
+}
+
+impl std::fmt::Debug for Machine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Machine").field("pod", &self.pod.pod_uid).finish_non_exhaustive()
+    }
 }
 
 impl Machine {
-    pub fn new(pod: &PodFacts, delays: Delays) -> Self {
+    pub fn new(pod: &PodFacts, delays: Delays, observe: Option<Arc<dyn Observe>>) -> Self {
         let domain = Domain {
             vmi_uid: pod.vmi_uid.clone(),
             pod_uid: pod.pod_uid.clone(),
@@ -54,7 +74,14 @@ impl Machine {
             ..Domain::default()
         };
         let level = Arc::new(watch::Sender::new(Level { domain, outcome: None }));
-        Self { level, table: Arc::default(), delays }
+        Self {
+            level,
+            table: Arc::default(),
+            delays,
+            pod: Arc::new(pod.clone()),
+            observe,
+            home: tokio::runtime::Handle::current(),
+        }
     }
 
     /// Changes what is known, unless the domain has ended.
@@ -76,8 +103,8 @@ impl Machine {
         });
     }
 
-    fn end(&self, cause: Cause, exit: i32) {
-        self.level.send_if_modified(|level| {
+    fn end(&self, cause: Cause, exit: i32) -> bool {
+        let ended = self.level.send_if_modified(|level| {
             if level.outcome.is_some() {
                 return false;
             }
@@ -98,6 +125,26 @@ impl Machine {
             });
             true
         });
+        if ended && let Some(observe) = &self.observe {
+            observe.ended(&self.pod);
+        }
+        ended
+    }
+
+    /// The guest ends by itself. Whether it ran.
+    pub fn end_by_itself(&self, ending: Ending) -> bool {
+        if !matches!(self.state(), DomainState::Running | DomainState::Paused | DomainState::ShuttingDown) {
+            return false;
+        }
+        match ending {
+            Ending::PowerOff => self.end(Cause::GuestShutdown, 0),
+            Ending::Crash => self.end(Cause::Crashed, 1),
+        }
+    }
+
+    /// It is gone with its node.
+    pub fn vanish(&self) {
+        self.end(Cause::Destroyed, 137);
     }
 
     fn state(&self) -> DomainState {
@@ -106,8 +153,15 @@ impl Machine {
 
     fn boot(&self) {
         let machine = self.clone();
-        tokio::spawn(async move {
+        self.home.spawn(async move {
             tokio::time::sleep(machine.delays.boot).await;
+            // Told to stop before it ran.
+            if machine.state() != DomainState::Starting {
+                return;
+            }
+            if let Some(observe) = &machine.observe {
+                observe.executes(&machine.pod);
+            }
             let ip = lock(&machine.table).ip.clone();
             machine.change(|d| {
                 d.state = DomainState::Running as i32;
@@ -143,11 +197,12 @@ impl Machine {
     /// The power button, and the kill where the guest takes longer than it may.
     pub fn shut_down(&self, grace: Duration) {
         if matches!(self.state(), DomainState::Absent) {
-            return self.end(Cause::Destroyed, 0);
+            self.end(Cause::Destroyed, 0);
+            return;
         }
         self.enter(DomainState::ShuttingDown);
         let machine = self.clone();
-        tokio::spawn(async move {
+        self.home.spawn(async move {
             tokio::time::sleep(machine.delays.shutdown.min(grace)).await;
             if machine.delays.shutdown <= grace {
                 machine.end(Cause::GuestShutdown, 0);
@@ -216,6 +271,9 @@ impl Machine {
             if let Some(known) = table.answers.get(&instruct.id) {
                 return known.clone();
             }
+        }
+        if let Some(observe) = &self.observe {
+            observe.begins(&self.pod, &self.level.borrow().domain.launcher_instance, order);
         }
         let ack = answer(self.decide(order));
         lock(&self.table).answers.insert(instruct.id, ack.clone());
@@ -329,7 +387,7 @@ mod tests {
             ips: vec![],
             running: true,
         };
-        Machine::new(&pod, Delays { shutdown: Duration::from_millis(shutdown_ms), ..Delays::default() })
+        Machine::new(&pod, Delays { shutdown: Duration::from_millis(shutdown_ms), ..Delays::default() }, None)
     }
 
     fn order(kind: InstructKind, id: &str, grace_ms: u64) -> Order {

@@ -4,6 +4,9 @@
 //! agents are those of real nodes, so what a controller sends and hears, and what the API server is asked, is what as many
 //! real nodes would cost; only what happens inside of a pod is a model with [`Delays`].
 //!
+//! A simulation of the network has the parts one by one: a [`Place`] is a node's pods with their machines, [`run_pods`] is the
+//! kubelet of places, and whoever implements [`Observe`] hears what really happens.
+//!
 //! Somebody has to be the kubelet: this process ([`Config::kubelet`]), or whoever else writes the pods' status; then a launcher
 //! runs here once its pod is said to.
 
@@ -31,9 +34,11 @@ use tokio_util::sync::CancellationToken;
 use crate::launchers::{Launcher, Launchers, Names, Prepared};
 use crate::{Accelerator, Offers, PodFacts, PodSource};
 use machine::Machine;
+pub use machine::Observe;
 
 /// How the modelled guests are run.
 const ACCELERATOR: &str = "kvm";
+<<<<<<< HEAD
 /// CPU models that guests of a modelled node can name.
 const CPU_MODELS: [&str; 8] = [
     "Nehalem",
@@ -45,6 +50,10 @@ const CPU_MODELS: [&str; 8] = [
     "Cascadelake-Server",
     "EPYC",
 ];
+=======
+/// More room for containers than anybody asks for.
+const EPHEMERAL: &str = "1Ti";
+>>>>>>> sim
 /// Nodes that are written at the same time.
 const AT_ONCE: usize = 16;
 
@@ -155,6 +164,25 @@ pub enum Error {
     },
 }
 
+/// What the kubelet and the scheduler of simulated nodes need.
+#[derive(Clone)]
+pub struct Pods {
+    /// The API server, with the rights of the nodes.
+    pub client: kube::Client,
+    /// Delays of pods and guests.
+    pub delays: Delays,
+    /// As [`Config::kubelet`].
+    pub kubelet: bool,
+    /// As [`Config::scheduler`].
+    pub scheduler: bool,
+    /// Address of the nodes.
+    pub address: IpAddr,
+    /// What each node says it has.
+    pub capacity: Capacity,
+    /// Ends it.
+    pub stop: CancellationToken,
+}
+
 /// Any error.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -168,17 +196,61 @@ struct Resident {
 }
 
 /// The pods of one node.
-#[derive(Debug)]
-struct Place {
+pub struct Place {
     name: String,
     pods: Mutex<BTreeMap<String, Resident>>,
     changed: watch::Sender<u64>,
+    observe: Option<Arc<dyn Observe>>,
+}
+
+/// How a modelled guest ends by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// It powers itself off.
+    PowerOff,
+    /// Its hypervisor crashes.
+    Crash,
 }
 
 impl Place {
-    fn new(name: String) -> Self {
+    /// A node without pods.
+    #[must_use]
+    pub fn new(name: String, observe: Option<Arc<dyn Observe>>) -> Self {
         // Everything was enumerated: there is nothing.
-        Self { name, pods: Mutex::default(), changed: watch::Sender::new(1) }
+        Self { name, pods: Mutex::default(), changed: watch::Sender::new(1), observe }
+    }
+
+    /// The node's pods as its agent sees them, and the launchers in them.
+    #[must_use]
+    pub fn view(self: &Arc<Self>) -> (Arc<dyn PodSource>, Arc<dyn Launchers>) {
+        let view = Arc::new(View(self.clone()));
+        (view.clone(), view)
+    }
+
+    /// The node.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// UIDs of its pods.
+    #[must_use]
+    pub fn pods(&self) -> Vec<String> {
+        self.lock().keys().cloned().collect()
+    }
+
+    /// The guest in this pod ends. Whether it ran.
+    pub fn end_guest(&self, pod: &str, ending: Ending) -> bool {
+        self.find(pod).is_some_and(|resident| resident.machine.end_by_itself(ending))
+    }
+
+    /// The power goes: whatever ran here runs no more, and nobody says so.
+    pub fn power_off(&self) {
+        let pods = std::mem::take(&mut *self.lock());
+        for resident in pods.into_values() {
+            resident.machine.vanish();
+        }
+        self.changed.send_modify(|n| *n += 1);
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Resident>> {
@@ -191,7 +263,7 @@ impl Place {
         let resident = {
             let mut pods = self.lock();
             let known = pods.entry(facts.pod_uid.clone()).or_insert_with(|| {
-                let machine = Machine::new(&facts, delays.clone());
+                let machine = Machine::new(&facts, delays.clone(), self.observe.clone());
                 Resident { facts, machine, deleted: CancellationToken::new() }
             });
             known.clone()
@@ -249,20 +321,20 @@ impl Launchers for View {
 /// When a node cannot be made or an agent fails.
 pub async fn run(config: Config) -> Result<(), Error> {
     let names: Vec<String> = (0..config.count).map(|n| format!("{}{n}", config.prefix)).collect();
-    let config = Arc::new(config);
+    let pods = Arc::new(Pods::of(&config));
     let results: Vec<Result<(), Error>> =
-        futures::stream::iter(&names).map(|name| write_node(&config, name)).buffer_unordered(AT_ONCE).collect().await;
+        futures::stream::iter(&names).map(|name| write_node(&pods, name)).buffer_unordered(AT_ONCE).collect().await;
     results.into_iter().collect::<Result<(), Error>>()?;
 
     let mut places = BTreeMap::new();
     let mut agents = JoinSet::new();
     for name in &names {
-        let place = Arc::new(Place::new(name.clone()));
+        let place = Arc::new(Place::new(name.clone(), None));
         places.insert(name.clone(), place.clone());
         agents.spawn(agent(&config, name, place).await?);
     }
     tracing::info!(nodes = names.len(), "the simulated nodes run");
-    let pods = kubelet::run(config.clone(), places);
+    let pods = kubelet::run(pods, places);
     let result = tokio::select! {
         () = config.stop.cancelled() => Ok(()),
         ended = agents.join_next() => match ended {
@@ -288,6 +360,30 @@ pub async fn run(config: Config) -> Result<(), Error> {
     result
 }
 
+impl Pods {
+    fn of(config: &Config) -> Self {
+        Self {
+            client: config.client.clone(),
+            delays: config.delays.clone(),
+            kubelet: config.kubelet,
+            scheduler: config.scheduler,
+            address: config.address,
+            capacity: config.capacity.clone(),
+            stop: config.stop.clone(),
+        }
+    }
+}
+
+/// Writes the node and runs its pods, until the API server's watch ends for good.
+///
+/// # Errors
+/// The API server does not take the node.
+pub async fn run_pods(pods: Pods, place: Arc<Place>) -> Result<(), Error> {
+    write_node(&pods, &place.name).await?;
+    kubelet::run(Arc::new(pods), BTreeMap::from([(place.name.clone(), place)])).await;
+    Ok(())
+}
+
 /// A node's agent, ready to run.
 async fn agent(
     config: &Config,
@@ -305,10 +401,12 @@ async fn agent(
     let agent = crate::Config {
         node_name: name.to_owned(),
         client: config.client.clone(),
-        listener,
+        incoming: proto::transport::incoming(listener),
         address,
         tls,
         state_dir: config.state_dir.join(name),
+        disk: crate::Disk::Threads,
+        boot_id: crate::boot_id().map_err(|source| Error::Agent { node: name.to_owned(), source })?,
         pods: view.clone(),
         probe: Box::new(move || std::future::ready(found.clone()).boxed()),
         lease: config.lease.clone(),
@@ -322,7 +420,7 @@ async fn agent(
 }
 
 /// Makes a Node object, or brings the one that is there up to date.
-async fn write_node(config: &Config, name: &str) -> Result<(), Error> {
+async fn write_node(config: &Pods, name: &str) -> Result<(), Error> {
     let failed = |source| Error::Node { node: name.to_owned(), source };
     let nodes: Api<Node> = Api::all(config.client.clone());
     let node = json!({
@@ -339,7 +437,7 @@ async fn write_node(config: &Config, name: &str) -> Result<(), Error> {
     }
     let amounts = json!({
         "cpu": config.capacity.cpu, "memory": config.capacity.memory, "pods": config.capacity.pods.to_string(),
-        crate::node::KVM: crate::node::KVM_COUNT,
+        crate::node::KVM: crate::node::KVM_COUNT, "ephemeral-storage": EPHEMERAL,
     });
     let status = json!({
         "capacity": amounts, "allocatable": amounts,

@@ -179,10 +179,12 @@ impl World {
         let config = Config {
             node_name: NODE.into(),
             client: self.client(),
-            listener,
+            incoming: proto::transport::incoming(listener),
             address: address.to_string(),
             tls: self.tls(self.pki.node(NODE).unwrap()),
             state_dir: self.state_dir(),
+            disk: node_agent::Disk::Threads,
+            boot_id: node_agent::boot_id().unwrap(),
             pods: self.pods.clone(),
             probe: Box::new(move || {
                 probes.fetch_add(1, Ordering::Relaxed);

@@ -7,13 +7,7 @@ use state::{
 };
 
 fn config(dir: &Path) -> Config {
-    Config {
-        dir: dir.into(),
-        component: "controller",
-        build: "test".into(),
-        size: MIN_SIZE,
-        age: Duration::from_secs(3600),
-    }
+    Config { size: MIN_SIZE, age: Duration::from_secs(3600), ..Config::new(dir.into(), "controller", "test") }
 }
 
 /// Steps the cell `name` with nothing new.
@@ -42,6 +36,20 @@ fn read(dir: &Path) -> Read {
         }
     }
     (records, lost, damage)
+}
+
+#[test]
+fn without_a_thread_whoever_steps_writes() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = Config { thread: false, ..config(dir.path()) };
+    let (mut journal, mut vms) = (Journal::open(Some(config), "p", None), HashMap::new());
+    step(&mut journal, &mut vms, "a", 1);
+    journal.flusher().flush();
+    assert_eq!(read(dir.path()).0.len(), 1, "flushed");
+    step(&mut journal, &mut vms, "a", 2);
+    drop(journal);
+    let (records, lost, damage) = read(dir.path());
+    assert_eq!((records.len(), lost, damage), (2, 0, 0), "the end writes the rest");
 }
 
 #[test]
