@@ -1,12 +1,8 @@
 //! `virtfold-chaos`: the second binary of the workspace, for tests alone. `virtfold-chaos --help` says what it does.
 
 use anyhow::{Context, Result};
-<<<<<<< HEAD
 use chaos_tests::kubernetes::{CONTROLLER, Kubernetes, NODES, load};
-=======
-use chaos_tests::kubernetes::{CONTROLLER, Kubernetes, NODES};
 use chaos_tests::runs;
->>>>>>> sim
 use chaos_tests::world::{
     CrashPoint, Role,
     mutants::Mutant,

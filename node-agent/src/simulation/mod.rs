@@ -38,7 +38,6 @@ pub use machine::Observe;
 
 /// How the modelled guests are run.
 const ACCELERATOR: &str = "kvm";
-<<<<<<< HEAD
 /// CPU models that guests of a modelled node can name.
 const CPU_MODELS: [&str; 8] = [
     "Nehalem",
@@ -50,10 +49,8 @@ const CPU_MODELS: [&str; 8] = [
     "Cascadelake-Server",
     "EPYC",
 ];
-=======
 /// More room for containers than anybody asks for.
 const EPHEMERAL: &str = "1Ti";
->>>>>>> sim
 /// Nodes that are written at the same time.
 const AT_ONCE: usize = 16;
 

@@ -191,16 +191,10 @@ impl Vm {
     ) -> Option<CommandId> {
         let now = self.now;
         let news = match at {
-<<<<<<< HEAD
             At::Vm => self.vm.writes(&body, now),
             At::Vmi => self.vmi.writes(&body, now),
-            At::Pod | At::Revision | At::Agent => true,
-=======
-            At::Vm => self.vm.writes(&essence, now),
-            At::Vmi => self.vmi.writes(&essence, now),
-            At::Pod => self.pod.writes(&essence, now),
+            At::Pod => self.pod.writes(&body, now),
             At::Revision | At::Agent => true,
->>>>>>> life
         };
         if !news {
             let free = match at {
@@ -275,12 +269,7 @@ impl Vm {
         if !self.marks.running() && self.vmi.get().is_none_or(|v| v.meta.deleting.is_none()) {
             return;
         }
-<<<<<<< HEAD
-        let now = self.now;
         let Some(vmi) = self.vmi.shared() else {
-=======
-        let Some(vmi) = self.vmi.get().cloned() else {
->>>>>>> life
             if self.vmi.is_absent() {
                 self.marks.reached(Step::Teardown, now);
             }

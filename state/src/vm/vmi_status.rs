@@ -297,7 +297,7 @@ impl Vm {
             if let Some(d) = domain.filter(|d| !d.accelerator.is_empty()) {
                 let text =
                     "the node has no virtualisation that works, so the guest's processors are emulated, which is slow";
-                let emulated = (d.accelerator == "tcg").then(|| Cond::new(OWN[8], true, "NoAcceleration", text));
+                let emulated = (d.accelerator == "tcg").then(|| Said::new(OWN[8], true, "NoAcceleration", text));
                 put(OWN[8], emulated.map_or(Keep::Gone, Keep::This));
             }
         }
