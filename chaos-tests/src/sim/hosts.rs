@@ -17,7 +17,7 @@ use embedded::{
     server::{ApiServer, Config},
 };
 use node_agent::{
-    Accelerator, Disk,
+    Disk,
     simulation::{Capacity, Delays, Place, Pods, run_pods},
 };
 use reconcilers::LeaseConfig;
@@ -108,7 +108,7 @@ pub async fn agent(site: Rc<Site>, n: usize) -> turmoil::Result {
     let (incoming, address) = net::incoming(&host).await?;
     let (Some(place), Some(boot)) = (site.places.get(n), site.boots.get(n)) else { return Ok(()) };
     let (pods, launchers) = place.view();
-    let found = Accelerator { name: "kvm".into(), cpu_model: "host-model".into() };
+    let found = node_agent::simulation::accelerator();
     let lease = LeaseConfig::default();
     let config = node_agent::Config {
         node_name: host.clone(),

@@ -54,6 +54,13 @@ const EPHEMERAL: &str = "1Ti";
 /// Nodes that are written at the same time.
 const AT_ONCE: usize = 16;
 
+/// What a modelled node has for guests.
+pub fn accelerator() -> Accelerator {
+    let strings = |all: &[&str]| all.iter().map(|s| (*s).to_owned()).collect();
+    let offers = Offers { cpu_models: strings(&CPU_MODELS), machine_types: strings(&["q35"]), ..Offers::default() };
+    Accelerator { name: ACCELERATOR.into(), cpu_model: CPU_MODELS[0].into(), offers }
+}
+
 /// How long the modelled parts take.
 #[derive(Debug, Clone)]
 pub struct Delays {
@@ -392,9 +399,7 @@ async fn agent(
     let address = listener.local_addr().map_err(listen)?.to_string();
     let tls = (config.identity)(name).map_err(|source| Error::Identity { node: name.to_owned(), source })?;
     let view = Arc::new(View(place));
-    let strings = |all: &[&str]| all.iter().map(|s| (*s).to_owned()).collect();
-    let offers = Offers { cpu_models: strings(&CPU_MODELS), machine_types: strings(&["q35"]), ..Offers::default() };
-    let found = Accelerator { name: ACCELERATOR.into(), cpu_model: CPU_MODELS[0].into(), offers };
+    let found = accelerator();
     let agent = crate::Config {
         node_name: name.to_owned(),
         client: config.client.clone(),
