@@ -570,7 +570,7 @@ fn rule_2_5_emulation_is_told() {
         ..w.cell.domain().cloned().unwrap()
     };
     assert_eq!(accelerated.pod.as_str(), pod);
-    w.feed(crate::vm::Input::Reported(crate::vm::Report::Domain { node: "n1".into(), domain: accelerated }));
+    w.feed(crate::vm::Input::Reported(crate::vm::Report::Domain { node: "n1".into(), domain: accelerated.into() }));
     w.settle(10_000);
     assert_eq!(condition(&vmi(&w), "SoftwareEmulation"), None);
 }
