@@ -311,22 +311,23 @@ pub struct Unreadable {
     pub source: serde_json::Error,
 }
 
+/// A line that cannot be read.
+pub(crate) fn unreadable(line: &[u8], source: serde_json::Error) -> Unreadable {
+    #[derive(Deserialize)]
+    struct Name {
+        cell: Option<String>,
+        seq: Option<u64>,
+    }
+    let name = serde_json::from_slice::<BTreeMap<String, Name>>(line).ok();
+    let name = name.and_then(|m| m.into_values().next());
+    let (cell, seq) = name.map_or((None, None), |n| (n.cell, n.seq));
+    Unreadable { cell, seq, source }
+}
+
 impl Block {
     /// The records.
     pub fn entries(&self) -> impl Iterator<Item = Result<Entry, Unreadable>> {
-        self.raw().map(|line| {
-            serde_json::from_slice(line).map_err(|source| {
-                #[derive(Deserialize)]
-                struct Name {
-                    cell: Option<String>,
-                    seq: Option<u64>,
-                }
-                let name = serde_json::from_slice::<BTreeMap<String, Name>>(line).ok();
-                let name = name.and_then(|m| m.into_values().next());
-                let (cell, seq) = name.map_or((None, None), |n| (n.cell, n.seq));
-                Unreadable { cell, seq, source }
-            })
-        })
+        self.raw().map(|line| serde_json::from_slice(line).map_err(|source| unreadable(line, source)))
     }
 
     /// The records as they stand there: a line of JSON each.

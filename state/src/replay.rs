@@ -6,12 +6,12 @@
 //! left alone until its state is recorded again: what would follow is no news.
 
 use crate::{
-    Event, Timestamp,
-    journal::{Block, CellKind, Entry, Head, Record, Recorded},
+    Event, Machine, Timestamp,
+    journal::{Block, CellKind, Head, Recorded, unreadable},
 };
-use serde::Serialize;
-use serde_json::Value;
-use std::collections::BTreeMap;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, value::RawValue};
+use std::{borrow::Cow, collections::BTreeMap};
 
 /// What of a journal is replayed.
 #[derive(Debug, Clone, Default)]
@@ -93,6 +93,31 @@ pub struct Report {
 /// Differences that are kept. The first ones tell the story.
 const DIFFERENCES: usize = 100;
 
+/// A record. What followed then stays text: where the same follows, it is written the same, and need not be read.
+#[derive(Deserialize)]
+#[serde(bound(deserialize = "M: Recorded"))]
+struct Read<'a, M: Machine> {
+    #[serde(borrow)]
+    cell: Cow<'a, str>,
+    seq: u64,
+    #[serde(default)]
+    state: Option<M>,
+    event: Event<M::Input>,
+    #[serde(borrow)]
+    commands: &'a RawValue,
+}
+
+/// [`crate::journal::Entry`], read like that.
+#[derive(Deserialize)]
+// One at a time.
+#[allow(clippy::large_enum_variant)]
+enum Line<'a> {
+    Vm(#[serde(borrow)] Read<'a, crate::vm::Vm>),
+    Set(#[serde(borrow)] Read<'a, crate::set::Set>),
+    Node(#[serde(borrow)] Read<'a, crate::node::Node>),
+    Agent(#[serde(borrow)] Read<'a, crate::agent::Agent>),
+}
+
 /// A cell on its way.
 struct Cell<M> {
     /// `None` after a gap or a difference.
@@ -129,14 +154,19 @@ impl Replay {
         let last = self.blocks.insert(head.process.clone(), head.block);
         // What came before the oldest segment went with it.
         self.report.missing_blocks += last.map_or(0, |last| head.block.saturating_sub(last + 1));
-        for entry in block.entries() {
-            match entry {
-                Ok(Entry::Vm(r)) => self.report.step(&self.filter, &mut self.vms, head, *r),
-                Ok(Entry::Set(r)) => self.report.step(&self.filter, &mut self.sets, head, *r),
-                Ok(Entry::Node(r)) => self.report.step(&self.filter, &mut self.nodes, head, *r),
-                Ok(Entry::Agent(r)) => self.report.step(&self.filter, &mut self.agents, head, *r),
+        for line in block.raw() {
+            self.report.records += 1;
+            let step = match serde_json::from_slice(line) {
+                Ok(Line::Vm(r)) => self.report.step(&self.filter, &mut self.vms, head, r),
+                Ok(Line::Set(r)) => self.report.step(&self.filter, &mut self.sets, head, r),
+                Ok(Line::Node(r)) => self.report.step(&self.filter, &mut self.nodes, head, r),
+                Ok(Line::Agent(r)) => self.report.step(&self.filter, &mut self.agents, head, r),
+                Err(error) => Err(error),
+            };
+            match step {
+                Ok(()) => {}
                 Err(error) => {
-                    self.report.records += 1;
+                    let error = unreadable(line, error);
                     self.report.unreadable += 1;
                     self.report.first_unreadable.get_or_insert_with(|| format!("{error}: {}", error.source));
                 }
@@ -156,16 +186,21 @@ impl Replay {
 }
 
 impl Report {
-    fn step<M: Recorded>(&mut self, filter: &Filter, cells: &mut Cells<M>, head: &Head, record: Record<M>) {
-        self.records += 1;
+    fn step<M: Recorded>(
+        &mut self,
+        filter: &Filter,
+        cells: &mut Cells<M>,
+        head: &Head,
+        record: Read<'_, M>,
+    ) -> serde_json::Result<()> {
         let wanted = filter.cell.as_ref().is_none_or(|(kind, name)| *kind == M::KIND && *name == record.cell)
             && filter.until.is_none_or(|t| record.event.at <= t)
             && filter.until_seq.is_none_or(|s| record.seq <= s);
         if !wanted {
-            return;
+            return Ok(());
         }
-        let Record { cell: name, seq, state, event, commands, .. } = record;
-        let cell = cells.entry((head.process.clone(), name.clone())).or_insert_with(|| {
+        let Read { cell: name, seq, state, event, commands } = record;
+        let cell = cells.entry((head.process.clone(), name.clone().into_owned())).or_insert_with(|| {
             self.cells += 1;
             Cell { machine: None, seq: 0, differs: false }
         });
@@ -188,15 +223,20 @@ impl Report {
         }
         let Some(machine) = &mut cell.machine else {
             self.passed_over += 1;
-            return;
+            return Ok(());
         };
         let replayed = machine.step(&event);
         self.compared += 1;
-        self.commands += commands.len() as u64;
+        self.commands += replayed.len() as u64;
+        if serde_json::to_string(&replayed)? == commands.get() {
+            return Ok(());
+        }
+        let commands: Vec<M::Command> = serde_json::from_str(commands.get())?;
         if replayed != commands {
             cell.machine = None;
             self.differ(What::Commands, head, (&name, seq), &event, (value(&commands), value(&replayed)), cell);
         }
+        Ok(())
     }
 
     fn differ<M: Recorded>(

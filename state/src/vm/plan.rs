@@ -17,6 +17,7 @@ use crate::{
 use api::names;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
+use std::borrow::Cow;
 
 /// How long a difference that nobody waits for may stand before it is written.
 pub const LAZY: Millis = Millis::secs(1);
@@ -311,6 +312,14 @@ impl Vm {
             Some(p) => self.marks.take(&p),
             None => vec![],
         }
+    }
+}
+
+/// Whether nothing has to be written. (What was never copied has not been changed.)
+pub(super) fn is_same<T: Clone + PartialEq>(old: &T, new: &Cow<'_, T>) -> bool {
+    match new {
+        Cow::Borrowed(_) => true,
+        Cow::Owned(new) => old == new,
     }
 }
 

@@ -3,7 +3,7 @@
 use super::{
     cell::{At, Vm, What},
     command::Command,
-    plan::changed,
+    plan::{changed, is_same},
     printable::Printable,
     revision::Drift,
     strategy::Wish,
@@ -69,8 +69,7 @@ impl Vm {
             return;
         }
         let want = self.desired_vm(&vm);
-        let status = diff(&vm.status, &want);
-        if status.is_empty() {
+        if is_same(&vm.status, &want) {
             self.lazy.remove(&At::Vm);
             return;
         }
@@ -89,7 +88,7 @@ impl Vm {
         }
         let body = json!({
             "metadata": {"uid": vm.meta.uid, "resourceVersion": vm.meta.rv.to_string()},
-            "status": status,
+            "status": diff(&vm.status, &want),
         });
         let why = want.printable_status.clone();
         let sent = self.patch(At::Vm, self.vm_ref(), true, class, &why, body, out).is_some();
@@ -220,8 +219,7 @@ fn unsay(s: &mut Cow<'_, VmStatus>, kind: &str) {
 }
 
 /// The fields of a status that differ, as a merge patch. A field that is gone is named as null.
-fn diff(old: &VmStatus, new: &Cow<'_, VmStatus>) -> Map<String, Value> {
-    let Cow::Owned(new) = new else { return Map::new() };
+fn diff(old: &VmStatus, new: &VmStatus) -> Map<String, Value> {
     // All of them, so that none is forgotten.
     let VmStatus {
         created,
@@ -269,9 +267,9 @@ mod tests {
             desired_generation: Some(1),
         };
         let whole = serde_json::to_value(&new).unwrap();
-        assert_eq!(Value::Object(diff(&VmStatus::default(), &Cow::Owned(new.clone()))), whole);
-        assert!(diff(&new, &Cow::Owned(new.clone())).is_empty());
-        let none = diff(&new, &Cow::Owned(VmStatus::default()));
+        assert_eq!(Value::Object(diff(&VmStatus::default(), &new)), whole);
+        assert!(diff(&new, &new).is_empty());
+        let none = diff(&new, &VmStatus::default());
         assert_eq!(none.len(), whole.as_object().unwrap().len());
         assert_eq!((&none["stateChangeRequests"], &none["startFailure"]), (&Value::Null, &Value::Null));
     }
