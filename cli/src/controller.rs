@@ -30,6 +30,10 @@ async fn serve(options: &Controller) -> anyhow::Result<()> {
     until_asked(&stop)?;
     let (explainer, tls) = (reconcilers::Explainer::default(), identity(&options.tls)?);
     if let Some(address) = options.listen {
+        anyhow::ensure!(
+            !address.ip().is_unspecified(),
+            "--listen {address}: name the address by which gateways reach it"
+        );
         let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
         let (tls, explainer, stop) = (tls.clone(), explainer.clone(), stop.clone());
         tokio::spawn(async move {

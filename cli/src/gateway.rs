@@ -94,8 +94,9 @@ fn shown(rotation: &Rotation) -> Serving {
 async fn keep(client: &Client, rotation: &mut Rotation, show: &watch::Sender<Serving>) -> anyhow::Result<()> {
     let mut told = None;
     loop {
-        rotation.advance(jiff::Timestamp::now())?;
-        let result = registration::trust(client, &rotation.authorities()).await;
+        let now = jiff::Timestamp::now();
+        rotation.advance(now)?;
+        let result = registration::trust(client, &rotation.authorities(), now).await;
         let complaint = match &result {
             Ok(true) => None,
             Ok(false) => Some("it has not been registered: see `virtfold crds --gateway`".to_owned()),

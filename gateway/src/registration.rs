@@ -89,12 +89,35 @@ fn webhooks(service: &Value, path: &str, unasked: &[String]) -> Value {
     ])
 }
 
-/// Writes the authorities, PEM, into the objects that are there, where they have others. False: some object is missing.
+/// The authorities to be trusted where `known` (base64 of PEM) are: ours, and those of other gateways that have not ended.
+fn bundle(ours: &str, known: &Value, now: i64) -> Value {
+    let base64 = &base64::engine::general_purpose::STANDARD;
+    let known = known.as_str().and_then(|text| base64.decode(text).ok()).unwrap_or_default();
+    let mut all: Vec<&str> = certificates(ours);
+    let text = String::from_utf8_lossy(&known).into_owned();
+    let mut others: Vec<&str> = certificates(&text);
+    others.retain(|pem| {
+        let parsed = x509_parser::pem::parse_x509_pem(pem.as_bytes()).ok();
+        let until = parsed.and_then(|(_, pem)| Some(pem.parse_x509().ok()?.validity().not_after.timestamp()));
+        !all.contains(pem) && until.is_some_and(|until| until > now)
+    });
+    all.append(&mut others);
+    // In one order, so that two gateways agree.
+    all.sort_unstable();
+    base64.encode(all.join("")).into()
+}
+
+/// The certificates of a PEM text, each with its line end.
+fn certificates(pem: &str) -> Vec<&str> {
+    pem.split_inclusive("-----END CERTIFICATE-----\n").map(str::trim_start).filter(|part| !part.is_empty()).collect()
+}
+
+/// Writes the authorities, PEM, into the objects that are there, where they miss; those of other gateways stay until they end.
+/// False: some object is missing.
 ///
 /// # Errors
 /// What the API server says.
-pub async fn trust(client: &Client, authorities: &str) -> Result<bool, Status> {
-    let bundle = Value::from(base64::engine::general_purpose::STANDARD.encode(authorities));
+pub async fn trust(client: &Client, authorities: &str, now: jiff::Timestamp) -> Result<bool, Status> {
     let mut complete = true;
     let api = VERSIONS.map(|version| {
         format!("/apis/apiregistration.k8s.io/v1/apiservices/{version}.{}", api::names::SUBRESOURCE_GROUP)
@@ -116,8 +139,11 @@ pub async fn trust(client: &Client, authorities: &str) -> Result<bool, Status> {
         };
         let missing: Vec<Value> = places
             .into_iter()
-            .filter(|place| object.pointer(place) != Some(&bundle))
-            .map(|place| json!({"op": "add", "path": place, "value": bundle}))
+            .filter_map(|place| {
+                let known = object.pointer(&place).unwrap_or(&Value::Null);
+                let wanted = bundle(authorities, known, now.as_second());
+                (*known != wanted).then(|| json!({"op": "add", "path": place, "value": wanted}))
+            })
             .collect();
         if missing.is_empty() {
             continue;
@@ -133,7 +159,24 @@ pub async fn trust(client: &Client, authorities: &str) -> Result<bool, Status> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
+
+    #[test]
+    fn gateways_leave_each_other_their_authorities() {
+        let dir = tempfile::tempdir().unwrap();
+        let ca = |name: &str| embedded::pki::Pki::open(&dir.path().join(name)).unwrap().ca().to_owned();
+        let (one, two) = (ca("one"), ca("two"));
+        let first = bundle(&one, &Value::Null, 0);
+        let both = bundle(&two, &first, 0);
+        assert_eq!(bundle(&one, &both, 0), both, "nothing is left to write");
+        assert_eq!(bundle(&two, &both, 0), both);
+        let known = base64::engine::general_purpose::STANDARD.decode(both.as_str().unwrap()).unwrap();
+        let known = String::from_utf8(known).unwrap();
+        assert!(known.contains(&one) && known.contains(&two));
+        assert_eq!(bundle(&one, &both, i64::MAX), first, "what has ended is forgotten");
+        assert_eq!(bundle(&one, &Value::from("nonsense"), 0), first);
+    }
 
     #[test]
     fn nothing_but_specs_depends_on_a_gateway_that_answers() {

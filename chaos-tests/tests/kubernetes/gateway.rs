@@ -52,6 +52,30 @@ impl Apart {
         format!("{}\n{}", self.gateway.log_tail(), self.controller.log_tail())
     }
 
+    /// A request to the gateway itself that claims to be an administrator's; code and body of the answer.
+    fn directly(&self, who: Option<&str>) -> Result<(u16, Value)> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let mut config = kube::Config::new(format!("https://{}", self.listen).parse()?);
+        config.accept_invalid_certs = true;
+        if let Some(user) = who {
+            let identity = self.k.identity(user, None)?;
+            let base64 = |text: &str| base64::Engine::encode(&base64::engine::general_purpose::STANDARD, text);
+            config.auth_info.client_certificate_data = Some(base64(&identity.cert));
+            config.auth_info.client_key_data = Some(base64(&identity.key).into());
+        }
+        runtime.block_on(async {
+            let client = kube::Client::try_from(config)?;
+            let path = "/apis/subresources.kubevirt.io/v1/namespaces/default/virtualmachines/any/start";
+            let request = http::Request::put(path).header("x-remote-user", "admin");
+            let request = request.header("x-remote-group", "system:masters");
+            match client.request::<Value>(request.body(Vec::new())?).await {
+                Ok(answer) => Ok((200, answer)),
+                Err(kube::Error::Api(status)) => Ok((status.code, serde_json::to_value(status)?)),
+                Err(error) => Err(error.into()),
+            }
+        })
+    }
+
     /// A request in the administrator's name; code and body of the answer.
     fn call(&self, method: &str, path: &str, body: &Value) -> Result<(u16, Value)> {
         let config = kube::config::Kubeconfig::read_from(&self.k.config)?;
@@ -82,6 +106,12 @@ fn what_users_ask_passes_the_gateway_and_what_is_wrong_is_refused_there() -> Res
             serde_json::from_str(&k.ok(&["get", "--raw", &format!("/apis/subresources.kubevirt.io/{version}")])?)?;
         ensure!(list["resources"].as_array().is_some_and(|r| r.iter().any(|r| r["name"] == "virtualmachines/start")));
     }
+    // Who is not the aggregation layer speaks for nobody there, whatever certificate of the same authority he has.
+    for who in [None, Some("viewer")] {
+        let (code, status) = a.directly(who)?;
+        ensure!(code == 401, "{who:?}: {code} {status}");
+    }
+
     // Wrong fields: KubeVirt's paths, words and code, in the object as it was sent.
     let mut wrong = manifest::vm("wrong").object;
     wrong["spec"]["running"] = true.into();

@@ -79,7 +79,15 @@ fn a_halted_one_waits_and_answers(cluster: &Cluster) -> Result<()> {
         r#"{"metadata":{"labels":{"kubevirt.io/nodeName":"x"}}}"#,
     ])?;
     ensure!(said.contains("reserved kubevirt.io/ labels"), "{said}");
+    // The control plane dies and comes back: another leader, the same guest.
     let parts = vm.parts()?;
+    drop(console);
+    cluster.kill_up()?;
+    cluster.up()?;
+    say(&["pause", "halted"])?;
+    vm.wait_condition("Paused", "True", START)?;
+    say(&["unpause", "halted"])?;
+    ensure!(vm.parts()?.qemu == parts.qemu && vm.shell()?.run("echo on")? == "on");
     say(&["stop", "halted", "--force", "--grace-period", "0"])?;
     vm.wait_printable("Stopped", START)?;
     ensure!(vm.vm()?["spec"]["runStrategy"] == "Halted", "{}", vm.vm()?["spec"]);

@@ -46,6 +46,7 @@ pub(super) async fn start(
     let system = component::client(&file, "virtfold-up").await?;
     let version = system.apiserver_version().await.with_context(|| format!("the API server {url} does not answer"))?;
     site.story.say(&format!("the API server {url} is Kubernetes {}", version.git_version));
+    no_other(&system).await?;
     free(site, &system).await?;
     let mut objects = bootstrap::roles();
     objects.extend(gateway::policy::objects(&crate::gateway::trusted()));
@@ -156,6 +157,24 @@ fn named(file: &Path) -> anyhow::Result<Cluster> {
         file.display()
     );
     Ok(cluster)
+}
+
+/// Fails where somebody else already answers for KubeVirt's API: two of them would fight for every object.
+async fn no_other(system: &Client) -> anyhow::Result<()> {
+    let path = format!("/apis/apiregistration.k8s.io/v1/apiservices/v1.{}", api::names::SUBRESOURCE_GROUP);
+    let found = match system.request::<serde_json::Value>(http::Request::get(path).body(Vec::new())?).await {
+        Ok(found) => found,
+        Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
+        Err(error) => return Err(error.into()),
+    };
+    match found["spec"]["service"]["name"].as_str() {
+        None | Some(gateway::registration::NAME) => Ok(()),
+        Some(other) => bail!(
+            "the cluster has KubeVirt already: {} is served by {}/{other}",
+            api::names::SUBRESOURCE_GROUP,
+            found["spec"]["service"]["namespace"].as_str().unwrap_or_default()
+        ),
+    }
 }
 
 /// Fails where a node of somebody else, or of another machine, has the name of one of ours.
