@@ -154,3 +154,36 @@ fn an_unauthorised_start_leaves_the_launcher_as_it_was() {
     let outcome = l.ends(Cause::Destroyed);
     assert!(outcome.message.contains("before it was started"));
 }
+
+/// Connects as a user and prints how many bytes come in answer to what a gRPC client begins with.
+const CALLER: &str = "
+import os, socket, sys
+os.setgid(int(sys.argv[2])); os.setuid(int(sys.argv[2]))
+s = socket.socket(socket.AF_UNIX); s.settimeout(20); s.connect(sys.argv[1])
+try:
+    s.sendall(b'PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n' + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+    print(len(s.recv(100)))
+except OSError:
+    print(0)
+";
+
+#[test]
+fn a_launcher_listens_to_the_node_agent_alone() {
+    let l = Launcher::with(Options { unprivileged: true, ..Options::default() });
+    // However open the folder is: who is at the other end decides.
+    for path in [l.dir.path().to_owned(), l.path("share"), l.path("share/launcher.sock"), l.path("share/fd.sock")] {
+        std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    }
+    let call = |socket: &str, user: &str| {
+        let script =
+            Command::new("python3").args(["-c", CALLER, l.path(socket).to_str().unwrap(), user]).output().unwrap();
+        assert!(script.status.success(), "{}", String::from_utf8_lossy(&script.stderr));
+        String::from_utf8_lossy(&script.stdout).trim().parse::<usize>().unwrap()
+    };
+    assert!(call("share/launcher.sock", "0") > 0);
+    // As somebody, and as QEMU of this and of any other pod.
+    for user in ["65534", "107"] {
+        assert_eq!(call("share/launcher.sock", user), 0, "user {user}");
+        assert_eq!(call("share/fd.sock", user), 0, "user {user}");
+    }
+}
