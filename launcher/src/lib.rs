@@ -102,7 +102,9 @@ pub async fn run(config: Config) -> Result<i32, Error> {
     let service = server::Service { asks: asks.clone(), level: level.clone(), delivered };
     let server = tokio::spawn(
         tonic::transport::Server::builder().add_service(LauncherServer::new(service)).serve_with_incoming_shutdown(
-            UnixListenerStream::new(listener).filter(|peer| peer.as_ref().map_or(true, is_agent)),
+            // The pod's own probes come as its user; what they may ask is the service's matter.
+            UnixListenerStream::new(listener)
+                .filter(|peer| peer.as_ref().map_or(true, |p| is_from(p, |uid| is_agent(uid) || uid == own_uid()))),
             async {
                 let _ = stopped.await;
             },
@@ -134,12 +136,20 @@ pub async fn run(config: Config) -> Result<i32, Error> {
     Ok(outcome::exit_code(cause))
 }
 
-/// Whether the other end of a socket is the node agent: root. Where a person runs a launcher, it is that person, too; but
-/// never the user of launchers in pods, as whom QEMU runs, which a guest may have taken over.
-fn is_agent(peer: &UnixStream) -> bool {
-    let own = nix::unistd::getuid().as_raw();
+/// Whether a user is the node agent: root. Where a person runs a launcher, it is that person, too; but never the user of
+/// launchers in pods, as whom QEMU runs, which a guest may have taken over.
+fn is_agent(uid: u32) -> bool {
+    uid == 0 || (uid == own_uid() && uid != api::names::LAUNCHER_UID)
+}
+
+fn own_uid() -> u32 {
+    nix::unistd::getuid().as_raw()
+}
+
+/// Whether the other end of a socket is one of those.
+fn is_from(peer: &UnixStream, wanted: impl Fn(u32) -> bool) -> bool {
     match peer.peer_cred() {
-        Ok(who) if who.uid() == 0 || (who.uid() == own && own != api::names::LAUNCHER_UID) => true,
+        Ok(who) if wanted(who.uid()) => true,
         Ok(who) => {
             tracing::warn!(uid = who.uid(), pid = who.pid(), "somebody who is not the node agent is turned away");
             false

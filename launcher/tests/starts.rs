@@ -155,17 +155,27 @@ fn an_unauthorised_start_leaves_the_launcher_as_it_was() {
     assert!(outcome.message.contains("before it was started"));
 }
 
-/// Connects as a user and prints how many bytes come in answer to what a gRPC client begins with.
-const CALLER: &str = "
-import os, socket, sys
-os.setgid(int(sys.argv[2])); os.setuid(int(sys.argv[2]))
-s = socket.socket(socket.AF_UNIX); s.settimeout(20); s.connect(sys.argv[1])
-try:
-    s.sendall(b'PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n' + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
-    print(len(s.recv(100)))
-except OSError:
-    print(0)
-";
+/// What the test binary does when it is started as somebody who asks a launcher: prints what came of it.
+#[test]
+fn caller_process() {
+    let Some(share) = std::env::var_os("VIRTFOLD_TEST_CALLER").map(std::path::PathBuf::from) else { return };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (info, probe) = runtime.block_on(async {
+        let Ok(mut client) = connect(share.join("launcher.sock")).await else {
+            return ("closed".into(), "closed".into());
+        };
+        let code = |status: tonic::Status| format!("{:?}", status.code());
+        let info = client.info(proto::launcher::InfoRequest::default()).await.map_or_else(code, |_| "Ok".into());
+        let probe = client.probe(proto::launcher::ProbeRequest::default()).await.map_or_else(code, |_| "Ok".into());
+        (info, probe)
+    });
+    // A descriptor that is taken is acknowledged.
+    let mut socket = std::os::unix::net::UnixStream::connect(share.join("fd.sock")).unwrap();
+    let sent = launcher::send_descriptor(&socket, "x", &std::fs::File::open("/dev/null").unwrap());
+    let mut answer = [0];
+    let taken = sent.is_ok() && std::io::Read::read(&mut socket, &mut answer).is_ok_and(|n| n == 1);
+    println!("info {info}, probe {probe}, descriptor {taken}.");
+}
 
 #[test]
 fn a_launcher_listens_to_the_node_agent_alone() {
@@ -174,16 +184,24 @@ fn a_launcher_listens_to_the_node_agent_alone() {
     for path in [l.dir.path().to_owned(), l.path("share"), l.path("share/launcher.sock"), l.path("share/fd.sock")] {
         std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
     }
-    let call = |socket: &str, user: &str| {
-        let script =
-            Command::new("python3").args(["-c", CALLER, l.path(socket).to_str().unwrap(), user]).output().unwrap();
-        assert!(script.status.success(), "{}", String::from_utf8_lossy(&script.stderr));
-        String::from_utf8_lossy(&script.stdout).trim().parse::<usize>().unwrap()
+    let call = |user: &str| {
+        let mut command = Command::new("setpriv");
+        command.args([&format!("--reuid={user}"), &format!("--regid={user}"), "--clear-groups"]);
+        command.arg(std::env::current_exe().unwrap()).args(["--exact", "starts::caller_process", "--nocapture"]);
+        let done = command.env("VIRTFOLD_TEST_CALLER", l.path("share")).output().unwrap();
+        let said = String::from_utf8_lossy(&done.stdout).into_owned();
+        let at = said.find("info ").unwrap_or_else(|| panic!("{said}{}", String::from_utf8_lossy(&done.stderr)));
+        said[at..].split('.').next().unwrap().to_owned()
     };
-    assert!(call("share/launcher.sock", "0") > 0);
-    // As somebody, and as QEMU of this and of any other pod.
-    for user in ["65534", "107"] {
-        assert_eq!(call("share/launcher.sock", user), 0, "user {user}");
-        assert_eq!(call("share/fd.sock", user), 0, "user {user}");
-    }
+    assert!(call("0").starts_with("info Ok, ") && call("0").ends_with("descriptor true"), "{}", call("0"));
+    // As QEMU of this pod: the probes of the pod come as that user, and may do nothing else.
+    let own = call("107");
+    assert!(own.starts_with("info PermissionDenied, ") && own.ends_with("descriptor false"), "{own}");
+    assert!(!own.contains("probe PermissionDenied") && !own.contains("probe closed"), "{own}");
+    // As anybody else.
+    let other = call("65534");
+    assert!(
+        !other.contains("Ok") && !other.contains("PermissionDenied") && other.ends_with("descriptor false"),
+        "{other}"
+    );
 }
