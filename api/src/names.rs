@@ -75,6 +75,8 @@ pub const GATE_UNPAUSED: &str = "kubevirt.io/virtual-machine-unpaused";
 /// Out-of-service taint, the fact that fences a node.
 pub const TAINT_OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
+/// Taint of a node from which machines are to be moved away.
+pub const TAINT_DRAIN: &str = "kubevirt.io/drain";
 /// uid and gid of launchers and of everything that they own.
 pub const LAUNCHER_UID: u32 = 107;
 /// Grace period in seconds where a VMI names none.

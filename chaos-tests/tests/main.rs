@@ -7,6 +7,7 @@ mod edges;
 mod guest;
 mod harness;
 mod kubernetes;
+mod manifests;
 #[cfg(feature = "sim")]
 mod sim;
 mod tidy;

@@ -10,7 +10,7 @@ use embedded::cluster::bootstrap::{CONTROLLER, GATEWAY, NAMESPACE};
 use embedded::pki::Rotation;
 use gateway::{Authorization, Explain, Gateway, Leader, Serving, registration};
 use kube::Client;
-use proto::transport::{Dial, Tls, direct};
+use proto::transport::{Datagrams, Dial, Tls, direct, direct_datagrams};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -49,6 +49,8 @@ pub struct Apart {
     pub client: Client,
     /// The way to node agents.
     pub dial: Dial,
+    /// The way to ports of guests that speak UDP.
+    pub datagrams: Datagrams,
     /// Who it is to node agents and controllers.
     pub tls: Tls,
     /// Who explains.
@@ -72,6 +74,7 @@ impl Apart {
         let gateway = Gateway::new(gateway::Config {
             client: self.client.clone(),
             dial: self.dial,
+            datagrams: self.datagrams,
             tls: self.tls,
             settings: gateway::Settings { trusted: trusted(), ..gateway::Settings::default() },
             authorization: Authorization::Review,
@@ -154,6 +157,7 @@ async fn serve(options: &args::Gateway) -> anyhow::Result<()> {
         explain: Arc::new(Leader::new(client.clone(), direct(), tls.clone(), lease)),
         client,
         dial: direct(),
+        datagrams: direct_datagrams(),
         tls,
         listener,
         certificates: options.certificates.join("gateway.json"),

@@ -14,7 +14,7 @@ use std::process::Stdio;
 
 use nix::sched::{CloneFlags, setns};
 use nix::sys::statfs::{FsType, statfs};
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream, UdpSocket};
 use tokio::sync::oneshot;
 
 /// Where `ip netns` keeps its names.
@@ -245,6 +245,14 @@ impl Netns {
     pub async fn dial(&self, address: SocketAddr) -> io::Result<TcpStream> {
         dial(self.path(), address).await
     }
+
+    /// A UDP socket that is connected to `address`, from inside.
+    ///
+    /// # Errors
+    /// As [`datagrams`].
+    pub async fn datagrams(&self, address: SocketAddr) -> io::Result<UdpSocket> {
+        datagrams(self.path(), address).await
+    }
 }
 
 fn enter(path: &Path) -> io::Result<()> {
@@ -277,6 +285,21 @@ pub async fn dial(path: PathBuf, address: SocketAddr) -> io::Result<TcpStream> {
     let stream = socket.connect(address).await?;
     stream.set_nodelay(true)?;
     Ok(stream)
+}
+
+/// A UDP socket that is connected to `address`, from inside the namespace whose file is `path`.
+///
+/// # Errors
+/// As `bind` and `connect` do; also when the namespace is gone.
+pub async fn datagrams(path: PathBuf, address: SocketAddr) -> io::Result<UdpSocket> {
+    let socket = inside(path, move || {
+        let socket = std::net::UdpSocket::bind(if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" })?;
+        socket.connect(address)?;
+        socket.set_nonblocking(true)?;
+        Ok(socket)
+    })
+    .await?;
+    UdpSocket::from_std(socket)
 }
 
 #[cfg(test)]

@@ -22,6 +22,7 @@ pub(crate) const SET: Resource = Resource {
     plural: "virtualmachineinstancereplicasets",
 };
 pub(crate) const NODE: Resource = Resource { what: "node", prefix: "/api/v1", plural: "nodes" };
+pub(crate) const POD: Resource = Resource { what: "pod", prefix: "/api/v1", plural: "pods" };
 
 impl Resource {
     fn path(self, namespace: &str, name: &str) -> String {

@@ -31,7 +31,7 @@ use futures::future::BoxFuture;
 pub use admission::{AdmissionInput, AdmissionOutput, Operation, Settings, User};
 pub use leader::Leader;
 pub use limits::{PATIENCE, REGISTERED};
-pub use proto::transport::{Dial, Tls};
+pub use proto::transport::{Datagrams, Dial, Tls};
 pub use server::{ServeError, Serving};
 pub use status::Status;
 pub use subresources::VERSIONS;
@@ -66,6 +66,8 @@ pub struct Config {
     pub client: kube::Client,
     /// The way to node agents and pods.
     pub dial: Dial,
+    /// The way to ports of guests that speak UDP.
+    pub datagrams: Datagrams,
     /// Identity towards node agents.
     pub tls: Tls,
     /// What the cluster decides for its machines.
@@ -137,6 +139,22 @@ impl Gateway {
             trace: &new_trace,
         };
         admission::admit(input, &context)
+    }
+
+    /// Judges the eviction of a pod, as a webhook on `pods/eviction` is asked: `pod` is the pod itself, where whoever asks has
+    /// it at hand.
+    ///
+    /// # Errors
+    /// 429 for a machine that has to be moved away first, or that cannot be.
+    pub async fn admit_eviction(
+        &self,
+        namespace: &str,
+        name: &str,
+        pod: Option<serde_json::Value>,
+        eviction: &serde_json::Value,
+        dry_run: bool,
+    ) -> Result<(), Status> {
+        admission::eviction::admit(&self.inner.config.client, namespace, name, pod, eviction, dry_run).await
     }
 
     /// The aggregated API, to be called with full paths (`/apis/subresources.kubevirt.io/...`). The user is an extension

@@ -19,6 +19,8 @@ pub const VERB: Duration = Duration::from_secs(10);
 pub const PORT: Duration = Duration::from_secs(10);
 /// Bytes in a websocket frame, as KubeVirt's bridge sends them.
 pub const FRAME: usize = 10240;
+/// The largest datagram.
+pub const DATAGRAM: usize = 1 << 16;
 /// The largest frame taken from a client. A terminal sends a few bytes, a port forward what its buffer holds.
 pub const INCOMING: usize = 1 << 20;
 /// Chunks in flight between a client and an agent, in each direction: flow control does the rest.

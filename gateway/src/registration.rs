@@ -82,11 +82,20 @@ fn webhooks(service: &Value, path: &str, unasked: &[String]) -> Value {
     let own = [api::names::GROUP];
     let kept = ["virtualmachines", "virtualmachineinstancereplicasets"];
     let written = ["virtualmachineinstances", "virtualmachineinstances/status", "virtualmachines/status"];
-    json!([
+    let mut all = vec![
         hook("create", "CREATE", &groups, &["*"], json!([]), "Fail"),
         hook("change", "UPDATE", &own, &kept, json!([asked, alive, spec]), "Fail"),
         hook("status", "UPDATE", &own, &written, json!([asked, alive]), "Ignore"),
-    ])
+    ];
+    if path == webhook::VALIDATE {
+        // A machine that is to be moved away is not shut down because nobody could be asked: a drain waits.
+        let launcher = format!("request.name.startsWith('{}-')", api::names::APP_LAUNCHER);
+        let conditions = json!([{"name": "launcher", "expression": launcher}]);
+        let mut evict = hook("evict", "CREATE", &[""], &["pods/eviction"], conditions, "Fail");
+        evict["sideEffects"] = "NoneOnDryRun".into();
+        all.push(evict);
+    }
+    all.into()
 }
 
 /// The authorities to be trusted where `known` (base64 of PEM) are: ours, and those of other gateways that have not ended.

@@ -150,9 +150,10 @@ impl Gateway {
             webhook::MUTATE | webhook::VALIDATE if request.method() == Method::POST => {
                 let mutating = path == webhook::MUTATE;
                 let body = axum::body::to_bytes(request.into_body(), limits::REVIEW).await;
-                let answer = body
-                    .map_err(|e| Status::bad_request(format!("reading the body: {e}")))
-                    .and_then(|bytes| webhook::answer(self, &bytes, mutating));
+                let answer = match body {
+                    Ok(bytes) => webhook::answer(self, &bytes, mutating).await,
+                    Err(e) => Err(Status::bad_request(format!("reading the body: {e}"))),
+                };
                 answer.map_or_else(Status::into_response, |v| axum::Json(v).into_response())
             }
             "/healthz" | "/readyz" | "/livez" => "ok".into_response(),

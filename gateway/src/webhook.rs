@@ -38,6 +38,8 @@ struct Request {
     object: Value,
     #[serde(default)]
     old_object: Value,
+    #[serde(default)]
+    dry_run: Option<bool>,
 }
 
 #[derive(Deserialize)]
@@ -59,7 +61,7 @@ struct UserInfo {
 ///
 /// # Errors
 /// 400 for a body that is no review.
-pub fn answer(gateway: &Gateway, body: &[u8], mutating: bool) -> Result<Value, Status> {
+pub async fn answer(gateway: &Gateway, body: &[u8], mutating: bool) -> Result<Value, Status> {
     let review: Review = serde_json::from_slice(body)
         .map_err(|e| Status::bad_request(format!("the body is no AdmissionReview of admission.k8s.io/v1: {e}")))?;
     let request = review.request;
@@ -69,7 +71,14 @@ pub fn answer(gateway: &Gateway, body: &[u8], mutating: bool) -> Result<Value, S
         "UPDATE" => Operation::Update,
         _ => Operation::Delete,
     };
-    if api::crd::is_own(&request.kind.group) {
+    if request.kind.kind == "Eviction" && !mutating {
+        let dry_run = request.dry_run.unwrap_or_default();
+        let judged = gateway.admit_eviction(&request.namespace, &request.name, None, &request.object, dry_run).await;
+        if let Err(refusal) = judged {
+            response["allowed"] = false.into();
+            response["status"] = refusal.to_json();
+        }
+    } else if api::crd::is_own(&request.kind.group) {
         let before = request.object.clone();
         let verdict = gateway.admit(AdmissionInput {
             operation,

@@ -2,7 +2,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod admission;
-mod manifests;
+mod fuzz;
+mod specs;
 mod streams;
 mod support;
 mod verbs;
+mod virtctl;

@@ -19,7 +19,7 @@ use gateway::{AdmissionInput, Authorization, Config, Gateway, Operation, Setting
 use http::{Request, Response};
 use proto::agent::node_agent_server::{NodeAgent, NodeAgentServer};
 use proto::agent::{AgentMessage, ControllerMessage, StreamChunk, VerbReply, VerbRequest};
-use proto::transport::{Tls, direct, server_tls};
+use proto::transport::{self, Tls, direct, direct_datagrams};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
@@ -43,9 +43,21 @@ struct Glue {
     gateway: Gateway,
 }
 
+fn refusal(s: gateway::Status) -> ServerStatus {
+    let mut status = ServerStatus::new(s.code, &s.reason, s.message);
+    status.details = s.details;
+    status
+}
+
 impl Admission for Glue {
     fn admit<'a>(&'a self, request: &'a AdmissionRequest) -> BoxFuture<'a, Result<AdmissionResponse, ServerStatus>> {
         Box::pin(async move {
+            if request.resource == "pods" && request.subresource == "eviction" {
+                let pod = Some(request.old_object.clone());
+                let (namespace, name) = (&request.namespace, &request.name);
+                let judged = self.gateway.admit_eviction(namespace, name, pod, &request.object, request.dry_run).await;
+                return judged.map(|()| AdmissionResponse::default()).map_err(refusal);
+            }
             if request.group != "kubevirt.io" {
                 return Ok(AdmissionResponse::default());
             }
@@ -66,11 +78,7 @@ impl Admission for Glue {
             };
             match self.gateway.admit(input) {
                 Ok(out) => Ok(AdmissionResponse { object: Some(out.object), warnings: out.warnings }),
-                Err(s) => {
-                    let mut status = ServerStatus::new(s.code, &s.reason, s.message);
-                    status.details = s.details;
-                    Err(status)
-                }
+                Err(s) => Err(refusal(s)),
             }
         })
     }
@@ -164,6 +172,15 @@ impl NodeAgent for FakeAgent {
         tokio::spawn(async move {
             let _ = send.send(Ok(StreamChunk { open: None, data: greeting.into() })).await;
             while let Ok(Some(chunk)) = up.message().await {
+                // As a guest that prints and prints.
+                if &chunk.data[..] == b"flood" {
+                    let send = send.clone();
+                    tokio::spawn(async move {
+                        let data = bytes::Bytes::from(vec![b'x'; 4096]);
+                        while send.send(Ok(StreamChunk { open: None, data: data.clone() })).await.is_ok() {}
+                    });
+                    continue;
+                }
                 // As a guest whose console is closed.
                 if &chunk.data[..] == b"exit" {
                     break;
@@ -209,6 +226,7 @@ pub async fn world_with(authorization: Authorization) -> World {
         // With the rights that the cluster gives it, and no more.
         client: server.client(Who::new("virtfold-gateway", &[])),
         dial: direct(),
+        datagrams: direct_datagrams(),
         tls: tls(pki.client("virtfold-gateway", None).unwrap()),
         settings: Settings { trusted: vec!["virtfold-gateway".into()], ..Settings::default() },
         authorization,
@@ -225,8 +243,7 @@ pub async fn world_with(authorization: Authorization) -> World {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let agent_address = listener.local_addr().unwrap();
     let incoming = futures::stream::unfold(listener, |l| async move { Some((l.accept().await.map(|(s, _)| s), l)) });
-    let agent = tonic::transport::Server::builder()
-        .tls_config(server_tls(&tls(pki.node(NODE).unwrap())))
+    let agent = transport::server(&tls(pki.node(NODE).unwrap()))
         .unwrap()
         .add_service(NodeAgentServer::new(FakeAgent { seen: seen.clone() }))
         .serve_with_incoming(incoming);

@@ -52,9 +52,25 @@ async fn discovery_and_health() {
         ("PUT", "vm/addvolume", 400),
         ("GET", "vmi/usbredir", 400),
         ("GET", "vmi/vsock", 400),
-        ("GET", "vmi/vnc/screenshot", 400),
         ("GET", "vmi/sev/fetchcertchain", 400),
+        ("GET", "vmi/sev/querylaunchmeasurement", 400),
+        ("PUT", "vmi/sev/setupsession", 400),
+        ("PUT", "vmi/sev/injectlaunchsecret", 400),
         ("PUT", "vmi/evacuate/cancel", 400),
+        ("PUT", "vm/evacuate/cancel", 400),
+        ("PUT", "vm/removevolume", 400),
+        ("PUT", "vm/memorydump", 400),
+        ("PUT", "vm/removememorydump", 400),
+        ("PUT", "vm/addresourceclaim", 400),
+        ("PUT", "vm/removeresourceclaim", 400),
+        ("PUT", "vmi/addvolume", 400),
+        ("PUT", "vmi/removevolume", 400),
+        ("PUT", "vmi/addresourceclaim", 400),
+        ("PUT", "vmi/removeresourceclaim", 400),
+        ("PUT", "vmi/backup", 400),
+        ("PUT", "vmi/redefine-checkpoint", 400),
+        ("GET", "vm/objectgraph", 400),
+        ("GET", "vmi/objectgraph", 400),
         ("PUT", "vm/pause", 404),
         ("GET", "vm/start", 405),
         ("PUT", "vm/start", 404),
@@ -355,4 +371,88 @@ async fn what_a_caller_traces_stays_in_its_trace() {
     // A trace that makes no sense is none.
     assert_eq!(world.ask_in(&admin, "00-nonsense", "PUT", pause, None).await.0, 200);
     assert!(world.seen.trace.lock().unwrap().unwrap().is_root());
+}
+
+#[tokio::test]
+async fn an_eviction_marks_the_machine_or_is_refused() {
+    let world = world().await;
+    let vmi = world.make_vmi(json!({})).await;
+    let owner = json!({"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "name": "a", "uid": vmi["metadata"]["uid"], "controller": true});
+    let pod = json!({"metadata": {"name": "virt-launcher-a", "labels": {"kubevirt.io": "virt-launcher"}, "ownerReferences": [owner]},
+        "spec": {"nodeName": NODE, "containers": [{"name": "compute", "image": "i"}]}});
+    let pods = "/api/v1/namespaces/default/pods";
+    assert_eq!(world.ask("POST", pods, Some(pod.clone())).await.0, 201);
+    let evict = |dry: bool| {
+        let world = &world;
+        let mut eviction = json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "virt-launcher-a",
+            "annotations": {"requested-by": "sigs.k8s.io/descheduler"}}});
+        if dry {
+            eviction["deleteOptions"] = json!({"dryRun": ["All"]});
+        }
+        async move {
+            let (code, said) = world.ask("POST", &format!("{pods}/virt-launcher-a/eviction"), Some(eviction)).await;
+            (code, message(&said).to_owned(), said["reason"].as_str().unwrap_or_default().to_owned())
+        }
+    };
+    let strategy = |s: &'static str| {
+        let world = &world;
+        async move { world.patch_vmi(json!({"spec": {"evictionStrategy": s}})).await }
+    };
+    strategy("LiveMigrate").await;
+    let (code, why, reason) = evict(false).await;
+    assert_eq!((code, reason.as_str()), (429, "TooManyRequests"));
+    assert!(why.contains("not live-migratable"), "{why}");
+    assert!(strategy("External").await["status"]["evacuationNodeName"].is_null(), "nothing is marked");
+
+    let triggered = "Eviction triggered evacuation of VMI \"default/a\"";
+    assert_eq!(evict(true).await.1, triggered);
+    let vmi_now = || world.ask("GET", "/apis/kubevirt.io/v1/namespaces/default/virtualmachineinstances/a", None);
+    assert!(vmi_now().await.1["status"]["evacuationNodeName"].is_null(), "a dry run leaves no mark");
+    assert_eq!(evict(false).await, (429, triggered.into(), "TooManyRequests".into()));
+    let marked = vmi_now().await.1;
+    assert_eq!(marked["status"]["evacuationNodeName"], NODE);
+    assert_eq!(marked["metadata"]["annotations"]["kubevirt.io/eviction-source"], "descheduler");
+    assert_eq!(evict(false).await.1, format!("Evacuation in progress: {triggered}"));
+
+    // The mark is taken off again, unless the node is still being drained.
+    let cancel = |body: Value| {
+        let world = &world;
+        async move { world.verb("PUT", "vmi/evacuate/cancel", Some(body)).await.0 }
+    };
+    let node = format!("/api/v1/nodes/{NODE}");
+    let taint = json!({"spec": {"taints": [{"key": "kubevirt.io/drain", "effect": "NoSchedule"}]}});
+    assert_eq!(world.ask("PATCH", &node, Some(taint)).await.0, 200);
+    assert_eq!(cancel(json!({"evacuationNodeName": NODE})).await, 400);
+    assert_eq!(world.ask("PATCH", &node, Some(json!({"spec": {"taints": null}}))).await.0, 200);
+    assert_eq!(cancel(json!({"evacuationNodeName": "another"})).await, 409);
+    assert_eq!(cancel(json!({"evacuationNodeName": NODE, "dryRun": ["All"]})).await, 200);
+    assert_eq!(vmi_now().await.1["status"]["evacuationNodeName"], NODE);
+    assert_eq!(world.verb("PUT", "vm/evacuate/cancel", Some(json!({"evacuationNodeName": NODE}))).await.0, 200);
+    assert!(vmi_now().await.1["status"]["evacuationNodeName"].is_null());
+    assert_eq!(cancel(json!({"evacuationNodeName": NODE})).await, 200, "nothing is marked");
+
+    // Without a strategy the pod goes, and so does one of a machine that is gone.
+    strategy("None").await;
+    assert_eq!(evict(false).await.0, 201);
+}
+
+#[tokio::test]
+async fn a_picture_of_the_screen() {
+    let world = world().await;
+    assert_eq!(world.verb("GET", "vmi/vnc/screenshot", None).await.0, 500);
+    world.make_vmi(json!({})).await;
+    let image = VerbReply { ok: true, body: b"\x89PNG".to_vec().into(), ..VerbReply::default() };
+    world.seen.replies.lock().unwrap().insert("screenshot".into(), image);
+    let request = Request::get(
+        "/apis/subresources.kubevirt.io/v1/namespaces/default/virtualmachineinstances/a/vnc/screenshot?moveCursor=true",
+    );
+    let response =
+        world.server.handle(request.body(axum::body::Body::empty()).unwrap(), Some(Who::system("admin"))).await;
+    assert_eq!((response.status().as_u16(), &response.headers()["content-type"]), (200, &"image/png".parse().unwrap()));
+    assert_eq!(axum::body::to_bytes(response.into_body(), 100).await.unwrap(), b"\x89PNG".as_slice());
+    let failed = VerbReply { ok: false, message: "no screen".into(), ..VerbReply::default() };
+    world.seen.replies.lock().unwrap().insert("screenshot".into(), failed);
+    assert_eq!(world.verb("GET", "vmi/vnc/screenshot", None).await, (500, json!("no screen")));
+    world.patch_vmi(json!({"spec": {"domain": {"devices": {"autoattachGraphicsDevice": false}}}})).await;
+    assert_eq!(world.verb("GET", "vmi/vnc/screenshot", None).await, (500, json!("No graphics devices are present.")));
 }

@@ -114,6 +114,7 @@ async fn accept(listener: UnixListener, shared: Arc<Shared>) {
     let mut current: Option<tokio::task::JoinHandle<()>> = None;
     loop {
         match listener.accept().await {
+            Ok((client, _)) if !crate::is_from(&client, crate::is_agent) => {}
             Ok((client, _)) => {
                 if let Some(old) = current.take() {
                     old.abort();

@@ -53,9 +53,11 @@ enum Back {
     Verb {
         id: String,
         verb: verbs::Verb,
-        result: Result<serde_json::Value, verbs::Problem>,
+        result: Result<Vec<u8>, verbs::Problem>,
         reply_to: oneshot::Sender<VerbReply>,
     },
+    /// File systems are thawed, as was due before this time.
+    Thawed(Boottime),
     PowerPressed(Result<(), hypervisor::Error>),
 }
 
@@ -467,6 +469,7 @@ impl Core {
                 let _ = reply.send(self.ack(&id, answer));
             }
             Back::Verb { id, verb, result, reply_to } => self.verb_done(&id, verb, result, reply_to),
+            Back::Thawed(again) => self.thawed(again),
             Back::PowerPressed(result) => {
                 if let Err(error) = result {
                     tracing::warn!(%error, "pressing the power button");
@@ -534,9 +537,6 @@ impl Core {
     fn publish_guest(&mut self) {
         let Life::Alive(alive) = &mut self.life else { return };
         let agent = alive.agent_level.borrow_and_update().clone();
-        if agent.fs_freeze_status == "thawed" && alive.thaw.is_some() {
-            alive.thaw = None;
-        }
         let interfaces = interfaces(&self.nics, &agent);
         self.publish(|d| {
             let machine_type = d.guest.take().map(|g| g.machine_type).unwrap_or_default();

@@ -40,6 +40,7 @@ pub(crate) fn serve(socket: &Path) -> std::io::Result<Descriptors> {
     tokio::spawn(async move {
         loop {
             match listener.accept().await {
+                Ok((peer, _)) if !crate::is_from(&peer, crate::is_agent) => {}
                 Ok((peer, _)) => drop(tokio::spawn(session(peer, into.clone()))),
                 Err(error) => {
                     tracing::warn!(%error, "accepting on fd.sock");

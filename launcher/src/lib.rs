@@ -44,9 +44,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use proto::launcher::launcher_server::LauncherServer;
-use tokio::net::UnixListener;
+use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
+use tokio_stream::StreamExt;
 use tokio_stream::wrappers::UnixListenerStream;
 
 pub use config::{Config, Paths};
@@ -101,7 +102,9 @@ pub async fn run(config: Config) -> Result<i32, Error> {
     let service = server::Service { asks: asks.clone(), level: level.clone(), delivered };
     let server = tokio::spawn(
         tonic::transport::Server::builder().add_service(LauncherServer::new(service)).serve_with_incoming_shutdown(
-            UnixListenerStream::new(listener),
+            // The pod's own probes come as its user; what they may ask is the service's matter.
+            UnixListenerStream::new(listener)
+                .filter(|peer| peer.as_ref().map_or(true, |p| is_from(p, |uid| is_agent(uid) || uid == own_uid()))),
             async {
                 let _ = stopped.await;
             },
@@ -131,6 +134,31 @@ pub async fn run(config: Config) -> Result<i32, Error> {
     let _ = tokio::time::timeout(limits::SERVER_FLUSH, server).await;
     clean(&share);
     Ok(outcome::exit_code(cause))
+}
+
+/// Whether a user is the node agent: root. Where a person runs a launcher, it is that person, too; but never the user of
+/// launchers in pods, as whom QEMU runs, which a guest may have taken over.
+fn is_agent(uid: u32) -> bool {
+    uid == 0 || (uid == own_uid() && uid != api::names::LAUNCHER_UID)
+}
+
+fn own_uid() -> u32 {
+    nix::unistd::getuid().as_raw()
+}
+
+/// Whether the other end of a socket is one of those.
+fn is_from(peer: &UnixStream, wanted: impl Fn(u32) -> bool) -> bool {
+    match peer.peer_cred() {
+        Ok(who) if wanted(who.uid()) => true,
+        Ok(who) => {
+            tracing::warn!(uid = who.uid(), pid = who.pid(), "somebody who is not the node agent is turned away");
+            false
+        }
+        Err(error) => {
+            tracing::warn!(%error, "somebody of whom nothing is known is turned away");
+            false
+        }
+    }
 }
 
 fn clean(share: &Path) {

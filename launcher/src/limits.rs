@@ -21,6 +21,8 @@ pub const QMP_TIMEOUT: Duration = Duration::from_secs(15);
 pub const QEMU_START: Duration = Duration::from_secs(60);
 /// One run of qemu-img (create an overlay, check the metadata of a large image on a slow disk).
 pub const QEMU_IMG: Duration = Duration::from_secs(120);
+/// A picture of the screen: it travels in one message, and those take 4 MiB.
+pub const SCREEN: u64 = 3 << 20;
 /// A line of the monitor; `query-*` answers stay far below.
 pub const QMP_LINE: usize = 4 << 20;
 /// A reply of the guest agent: it comes from the guest, so nothing longer is kept in memory.

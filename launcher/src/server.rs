@@ -7,6 +7,7 @@ use proto::agent::{Ack, VerbReply, VerbRequest};
 use proto::launcher::launcher_server::Launcher;
 use proto::launcher::{InfoReply, InfoRequest, Order, ProbeReply, ProbeRequest, Update, WatchRequest, update};
 use tokio::sync::{mpsc, oneshot, watch};
+use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Response, Status};
 
 use crate::core::{Ask, Level};
@@ -59,13 +60,24 @@ impl Watcher {
     }
 }
 
+/// Fails unless the node agent asks.
+fn agent<T>(request: &Request<T>) -> Result<(), Status> {
+    let who = request.extensions().get::<UdsConnectInfo>().and_then(|c| c.peer_cred);
+    if who.is_some_and(|w| crate::is_agent(w.uid())) {
+        return Ok(());
+    }
+    Err(Status::permission_denied("the node agent alone may ask for this"))
+}
+
 #[tonic::async_trait]
 impl Launcher for Service {
-    async fn info(&self, _: Request<InfoRequest>) -> Result<Response<InfoReply>, Status> {
+    async fn info(&self, request: Request<InfoRequest>) -> Result<Response<InfoReply>, Status> {
+        agent(&request)?;
         self.ask(Ask::Info).await
     }
 
     async fn execute(&self, request: Request<Order>) -> Result<Response<Ack>, Status> {
+        agent(&request)?;
         let order = Box::new(request.into_inner());
         self.ask(|reply| Ask::Execute(order, reply)).await
     }
@@ -76,13 +88,15 @@ impl Launcher for Service {
     }
 
     async fn verb(&self, request: Request<VerbRequest>) -> Result<Response<VerbReply>, Status> {
+        agent(&request)?;
         let request = request.into_inner();
         self.ask(|reply| Ask::Verb(request, reply)).await
     }
 
     type WatchStream = Pin<Box<dyn Stream<Item = Result<Update, Status>> + Send>>;
 
-    async fn watch(&self, _: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+    async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        agent(&request)?;
         let watcher = Watcher {
             level: self.level.clone(),
             delivered: self.delivered.clone(),

@@ -137,15 +137,32 @@ fn a_guest_from_start_to_power_off() {
         assert!(serde_json::from_slice::<Value>(&reply.body).unwrap()["items"].is_array());
     }
 
-    // Frozen by us, thawed by itself.
+    // The screen.
+    let shot = l.verb("screenshot", "v11", "");
+    assert!(shot.ok && shot.body.starts_with(b"\x89PNG\r\n\x1a\n"), "{} {}", shot.reason, shot.message);
+    let left: Vec<_> = std::fs::read_dir(l.path("ephemeral")).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert!(!left.iter().any(|n| n.to_string_lossy().starts_with("screen-")), "{left:?}");
+
+    // Frozen by us, thawed by itself: what writes to a disk stands still meanwhile.
     assert_eq!(l.verb("freeze", "v7", r#"{"unfreezeTimeout":"x"}"#).reason, "failed");
-    let frozen = l.verb("freeze", "v8", r#"{"unfreezeTimeout":"3s"}"#);
+    second
+        .write_all(b"(while :; do echo x >/persist/beat; echo be''at >/dev/console; usleep 50000; done) &\n")
+        .unwrap();
+    let beats = |l: &Launcher| l.console().matches("beat\r").count();
+    wait("the guest writes", || beats(&l) > 2);
+    let frozen = l.verb("freeze", "v8", r#"{"unfreezeTimeout":"6s"}"#);
     assert!(frozen.ok, "{frozen:?}");
+    let (began, last) = (Instant::now(), beats(&l));
     let freeze = |d: &proto::agent::Domain| d.guest.as_ref().map(|g| g.fs_freeze_status.clone()).unwrap_or_default();
     l.until("frozen", |d| freeze(d) == "frozen");
-    let began = Instant::now();
+    // The last sign may have been on its way.
+    while began.elapsed() < Duration::from_secs(4) {
+        assert!(beats(&l) <= last + 1, "it writes on a frozen file system");
+        std::thread::sleep(Duration::from_millis(100));
+    }
     l.until("thawed by itself", |d| freeze(d) == "thawed");
-    assert!(began.elapsed() < Duration::from_secs(15));
+    assert!((Duration::from_secs(5)..Duration::from_secs(30)).contains(&began.elapsed()), "{:?}", began.elapsed());
+    wait("the guest writes again", || beats(&l) > last + 3);
     assert!(l.verb("freeze", "v9", "").ok && l.verb("unfreeze", "v10", "").ok);
 
     let before = l.domain().seq;

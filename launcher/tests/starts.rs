@@ -154,3 +154,54 @@ fn an_unauthorised_start_leaves_the_launcher_as_it_was() {
     let outcome = l.ends(Cause::Destroyed);
     assert!(outcome.message.contains("before it was started"));
 }
+
+/// What the test binary does when it is started as somebody who asks a launcher: prints what came of it.
+#[test]
+fn caller_process() {
+    let Some(share) = std::env::var_os("VIRTFOLD_TEST_CALLER").map(std::path::PathBuf::from) else { return };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (info, probe) = runtime.block_on(async {
+        let Ok(mut client) = connect(share.join("launcher.sock")).await else {
+            return ("closed".into(), "closed".into());
+        };
+        let code = |status: tonic::Status| format!("{:?}", status.code());
+        let info = client.info(proto::launcher::InfoRequest::default()).await.map_or_else(code, |_| "Ok".into());
+        let probe = client.probe(proto::launcher::ProbeRequest::default()).await.map_or_else(code, |_| "Ok".into());
+        (info, probe)
+    });
+    // A descriptor that is taken is acknowledged.
+    let mut socket = std::os::unix::net::UnixStream::connect(share.join("fd.sock")).unwrap();
+    let sent = launcher::send_descriptor(&socket, "x", &std::fs::File::open("/dev/null").unwrap());
+    let mut answer = [0];
+    let taken = sent.is_ok() && std::io::Read::read(&mut socket, &mut answer).is_ok_and(|n| n == 1);
+    println!("info {info}, probe {probe}, descriptor {taken}.");
+}
+
+#[test]
+fn a_launcher_listens_to_the_node_agent_alone() {
+    let l = Launcher::with(Options { unprivileged: true, ..Options::default() });
+    // However open the folder is: who is at the other end decides.
+    for path in [l.dir.path().to_owned(), l.path("share"), l.path("share/launcher.sock"), l.path("share/fd.sock")] {
+        std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    }
+    let call = |user: &str| {
+        let mut command = Command::new("setpriv");
+        command.args([&format!("--reuid={user}"), &format!("--regid={user}"), "--clear-groups"]);
+        command.arg(std::env::current_exe().unwrap()).args(["--exact", "starts::caller_process", "--nocapture"]);
+        let done = command.env("VIRTFOLD_TEST_CALLER", l.path("share")).output().unwrap();
+        let said = String::from_utf8_lossy(&done.stdout).into_owned();
+        let at = said.find("info ").unwrap_or_else(|| panic!("{said}{}", String::from_utf8_lossy(&done.stderr)));
+        said[at..].split('.').next().unwrap().to_owned()
+    };
+    assert!(call("0").starts_with("info Ok, ") && call("0").ends_with("descriptor true"), "{}", call("0"));
+    // As QEMU of this pod: the probes of the pod come as that user, and may do nothing else.
+    let own = call("107");
+    assert!(own.starts_with("info PermissionDenied, ") && own.ends_with("descriptor false"), "{own}");
+    assert!(!own.contains("probe PermissionDenied") && !own.contains("probe closed"), "{own}");
+    // As anybody else.
+    let other = call("65534");
+    assert!(
+        !other.contains("Ok") && !other.contains("PermissionDenied") && other.ends_with("descriptor false"),
+        "{other}"
+    );
+}

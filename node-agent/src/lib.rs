@@ -193,8 +193,7 @@ pub async fn run_with(config: Config, launchers: Arc<dyn Launchers>) -> Result<(
     ];
     let service = server::Service::new(shared, to_hub);
     tracing::info!(node = config.node_name, "the node agent serves");
-    let server = tonic::transport::Server::builder()
-        .tls_config(proto::transport::server_tls(&config.tls))
+    let server = proto::transport::server(&config.tls)
         .map_err(Error::Serve)?
         .http2_keepalive_interval(Some(limits::KEEPALIVE))
         .http2_keepalive_timeout(Some(limits::KEEPALIVE))

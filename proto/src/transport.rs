@@ -15,10 +15,10 @@ use std::{
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::{TcpListener, TcpStream},
+    net::{TcpListener, TcpStream, UdpSocket},
 };
 use tonic::transport::{
-    Certificate, Channel, ClientTlsConfig, Endpoint, Identity, ServerTlsConfig,
+    Certificate, Channel, ClientTlsConfig, Endpoint, Identity, Server, ServerTlsConfig,
     server::{Connected, TcpConnectInfo},
 };
 use x509_parser::prelude::{FromDer, X509Certificate};
@@ -83,6 +83,21 @@ impl Connected for Connection {
 /// Opens a connection. In the embedded cluster it does so inside the cluster's network namespace.
 pub type Dial = Arc<dyn Fn(SocketAddr) -> BoxFuture<'static, io::Result<Connection>> + Send + Sync>;
 
+/// Makes a UDP socket that is connected to an address, from wherever [`Dial`] dials.
+pub type Datagrams = Arc<dyn Fn(SocketAddr) -> BoxFuture<'static, io::Result<UdpSocket>> + Send + Sync>;
+
+/// [`Datagrams`] from this process's own network.
+pub fn direct_datagrams() -> Datagrams {
+    Arc::new(|address| {
+        Box::pin(async move {
+            let any = if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+            let socket = UdpSocket::bind(any).await?;
+            socket.connect(address).await?;
+            Ok(socket)
+        })
+    })
+}
+
 /// A [`Dial`] from this process's own network.
 pub fn direct() -> Dial {
     Arc::new(|address| Box::pin(async move { TcpStream::connect(address).await.map(Connection::tcp) }))
@@ -119,6 +134,11 @@ impl std::fmt::Debug for Tls {
 
 /// Time allowed for connection and TLS handshake.
 const CONNECT: Duration = Duration::from_secs(5);
+/// Bytes of a stream that are on their way because its reader has not taken them.
+const STREAM_WINDOW: u32 = 64 << 10;
+/// Streams of a connection, more than an agent serves: one too many is to be told so, and not to wait. All of them together
+/// have room, so that one whose reader is asleep takes nothing from the others.
+const STREAMS: u32 = 1024;
 /// A silent connection is asked after this, and given up after as much again.
 const KEEPALIVE: Duration = Duration::from_secs(5);
 
@@ -139,6 +159,8 @@ pub async fn channel(
         .http2_keep_alive_interval(KEEPALIVE)
         .keep_alive_timeout(KEEPALIVE)
         .keep_alive_while_idle(true)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(STREAM_WINDOW * STREAMS)
         .connect_with_connector(tower::service_fn(move |_: http::Uri| {
             let connecting = dial(address);
             async move { tokio::time::timeout(CONNECT, connecting).await?.map(TokioIo::new) }
@@ -160,10 +182,18 @@ pub fn caller<T>(request: &tonic::Request<T>, wanted: &str) -> Result<(), tonic:
     Ok(())
 }
 
-/// TLS of a component's server: clients must have a certificate of our authority.
-pub fn server_tls(tls: &Tls) -> ServerTlsConfig {
-    ServerTlsConfig::new()
+/// A component's server: clients must have a certificate of our authority.
+///
+/// # Errors
+/// For certificates that are none.
+pub fn server(tls: &Tls) -> Result<Server, tonic::transport::Error> {
+    let tls = ServerTlsConfig::new()
         .identity(Identity::from_pem(&tls.cert, &tls.key))
         .client_ca_root(Certificate::from_pem(&tls.ca))
-        .client_auth_optional(false)
+        .client_auth_optional(false);
+    Ok(Server::builder()
+        .tls_config(tls)?
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(STREAM_WINDOW * STREAMS)
+        .max_concurrent_streams(STREAMS))
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use proto::controller::controller_server::{Controller, ControllerServer};
 use proto::controller::{ExplainReply, ExplainRequest};
-use proto::transport::{Tls, caller, server_tls};
+use proto::transport::{Tls, caller, server};
 use tokio::net::TcpListener;
 use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
@@ -50,8 +50,7 @@ pub async fn serve(
     explainer: Explainer,
     stop: CancellationToken,
 ) -> Result<(), tonic::transport::Error> {
-    tonic::transport::Server::builder()
-        .tls_config(server_tls(tls))?
+    server(tls)?
         .http2_keepalive_interval(Some(KEEPALIVE))
         .http2_keepalive_timeout(Some(KEEPALIVE))
         .concurrency_limit_per_connection(QUESTIONS)

@@ -132,7 +132,8 @@ impl fmt::Display for Selector {
     }
 }
 
-fn is_key(key: &str) -> bool {
+/// Whether a label can have this key: a name, with a DNS domain and a slash before it or without.
+pub fn is_key(key: &str) -> bool {
     let (prefix, name) = key.split_once('/').map_or((None, key), |(p, n)| (Some(p), n));
     let part = |p: &str| {
         !p.is_empty() && p.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-') && ends(p)
@@ -142,7 +143,8 @@ fn is_key(key: &str) -> bool {
         && prefix.is_none_or(|p| !p.is_empty() && p.len() <= PREFIX_MAX && p.split('.').all(part))
 }
 
-fn is_value(value: &str) -> bool {
+/// Whether a label can have this value.
+pub fn is_value(value: &str) -> bool {
     value.len() <= LABEL_MAX
         && value.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
         && (value.is_empty() || ends(value))

@@ -48,7 +48,10 @@ const INSIDE: &[(&str, &[&str])] = &[
     ("gateway", &["api", "state", "proto", "telemetry"]),
     ("embedded", &["api", "state", "proto", "telemetry"]),
     ("cli", &["api", "state", "proto", "telemetry", "launcher", "node-agent", "reconcilers", "gateway", "embedded"]),
-    ("chaos-tests", &["api", "state", "proto", "telemetry", "embedded", "launcher", "reconcilers", "node-agent"]),
+    (
+        "chaos-tests",
+        &["api", "state", "proto", "telemetry", "embedded", "gateway", "launcher", "reconcilers", "node-agent"],
+    ),
 ];
 
 /// Tests may use the embedded API server and the vocabulary, whoever's tests they are.

@@ -1,15 +1,50 @@
 //! From a manifest to a guest that answers, and away again.
 
 use super::{e2e, shared};
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use chaos_tests::e2e::{
-    cluster::condition,
+    cluster::{Cluster, condition},
     manifest::vm,
     process,
     vm::{START, Vm},
 };
 use serde_json::json;
-use std::{fs, time::Duration};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+/// All that the components write about what they do: logs, and the records of journals.
+fn written(cluster: &Cluster) -> Result<Vec<(PathBuf, String)>> {
+    fn below(folder: &Path, found: &mut Vec<PathBuf>) -> std::io::Result<()> {
+        for entry in fs::read_dir(folder)? {
+            let entry = entry?;
+            let (path, kind) = (entry.path(), entry.file_type()?);
+            // Folders of pods come and go, and their links lead anywhere.
+            if kind.is_dir() {
+                below(&path, found).ok();
+            } else if kind.is_file() && path.file_name().is_some_and(|n| n.to_string_lossy().contains(".log")) {
+                found.push(path);
+            }
+        }
+        Ok(())
+    }
+    let mut logs = vec![cluster.log()];
+    below(&cluster.data, &mut logs)?;
+    let read = |path: PathBuf| fs::read(&path).ok().map(|b| (path, String::from_utf8_lossy(&b).into_owned()));
+    let mut all: Vec<(PathBuf, String)> = logs.into_iter().filter_map(read).collect();
+    for segment in telemetry::journal::segments(&cluster.data)? {
+        let bytes = fs::read(&segment)?;
+        let blocks = state::journal::pieces(&bytes).filter_map(|p| match p {
+            state::journal::Piece::Block(block) => Some(block),
+            state::journal::Piece::Damage { .. } => None,
+        });
+        let lines: Vec<u8> = blocks.flat_map(|b| b.raw().collect::<Vec<_>>().concat()).collect();
+        all.push((segment, String::from_utf8_lossy(&lines).into_owned()));
+    }
+    Ok(all)
+}
 
 #[test]
 fn a_guest_starts_answers_and_leaves_nothing_behind() -> Result<()> {
@@ -65,6 +100,24 @@ fn a_guest_starts_answers_and_leaves_nothing_behind() -> Result<()> {
     // Not wget: Debian's static busybox dies in glibc's getaddrinfo.
     let page = client.shell()?.run(&format!("printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 10 {ip} 80"))?;
     ensure!(page.contains("hello from start-server"), "{page}");
+
+    // Neither what a user gave the guest nor what opens the API is in a log or in a journal.
+    let kubeconfig = fs::read_to_string(cluster.kubeconfig())?;
+    let key =
+        kubeconfig.split("client-key-data: ").nth(1).and_then(|k| k.get(..60)).context("no key in the kubeconfig")?;
+    let files = written(cluster)?;
+    ensure!(
+        files.iter().filter(|(_, text)| text.contains("start-server")).count() > 2,
+        "too little is written to tell"
+    );
+    let token = regex::Regex::new(r"(?i)bearer [a-z0-9]|eyJ[A-Za-z0-9_-]{20,}\.")?;
+    for (file, text) in &files {
+        for secret in ["by-user-data", key] {
+            ensure!(!text.contains(secret), "{} has {secret:?}", file.display());
+        }
+        let found = token.find(text);
+        ensure!(found.is_none(), "{} has a token: {found:?}", file.display());
+    }
 
     let table = cluster.ok(&["get", "vm,vmi,pod", "-o", "wide"])?;
     ensure!(table.contains("start-server") && table.contains(&ip) && table.contains("Running"), "{table}");

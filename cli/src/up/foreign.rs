@@ -76,6 +76,7 @@ pub(super) async fn start(
     site.tasks.spawn(serve(Apart {
         client,
         dial: site.dial.clone(),
+        datagrams: site.datagrams.clone(),
         tls,
         explain: Arc::new(Asks { own: Why(site.explainer.clone()), leader }),
         listener,

@@ -21,6 +21,7 @@ pub fn install(site: &Site<'_>, server: &ApiServer) -> anyhow::Result<()> {
     let gateway = Gateway::new(gateway::Config {
         client: server.client(User::new(GATEWAY, &[])),
         dial: site.dial.clone(),
+        datagrams: site.datagrams.clone(),
         tls: site.component(GATEWAY)?,
         settings: gateway::Settings { trusted: crate::gateway::trusted(), ..gateway::Settings::default() },
         authorization: Authorization::Forwarded,
@@ -64,9 +65,22 @@ impl gateway::Explain for Why {
     }
 }
 
+/// A refusal of the gateway's in the words of the server.
+fn refusal(refused: gateway::Status) -> Status {
+    let mut status = Status::new(refused.code, &refused.reason, refused.message);
+    status.details = refused.details;
+    status
+}
+
 impl Admission for Gate {
     fn admit<'a>(&'a self, request: &'a AdmissionRequest) -> BoxFuture<'a, Result<AdmissionResponse, Status>> {
         Box::pin(async move {
+            if request.resource == "pods" && request.subresource == "eviction" {
+                let pod = Some(request.old_object.clone());
+                let (namespace, name) = (&request.namespace, &request.name);
+                let judged = self.0.admit_eviction(namespace, name, pod, &request.object, request.dry_run).await;
+                return judged.map(|()| AdmissionResponse::default()).map_err(refusal);
+            }
             if !api::crd::is_own(&request.group) {
                 return Ok(AdmissionResponse::default());
             }
@@ -90,11 +104,7 @@ impl Admission for Gate {
                     object: (request.operation != Operation::Delete).then_some(output.object),
                     warnings: output.warnings,
                 }),
-                Err(refusal) => {
-                    let mut status = Status::new(refusal.code, &refusal.reason, refusal.message);
-                    status.details = refusal.details;
-                    Err(status)
-                }
+                Err(refused) => Err(refusal(refused)),
             }
         })
     }

@@ -226,6 +226,7 @@ pub(crate) struct Site<'a> {
     pki: Pki,
     netns: Netns,
     dial: proto::transport::Dial,
+    datagrams: proto::transport::Datagrams,
     explainer: reconcilers::Explainer,
     tasks: TaskTracker,
     serving: CancellationToken,
@@ -259,6 +260,13 @@ async fn start(
             Box::pin(async move { netns.dial(address).await.map(proto::transport::Connection::tcp) })
         })
     };
+    let datagrams: proto::transport::Datagrams = {
+        let netns = netns.clone();
+        Arc::new(move |address| {
+            let netns = netns.clone();
+            Box::pin(async move { netns.datagrams(address).await })
+        })
+    };
     let site = Site {
         options,
         layout,
@@ -266,6 +274,7 @@ async fn start(
         pki,
         netns,
         dial,
+        datagrams,
         explainer: reconcilers::Explainer::default(),
         tasks: TaskTracker::new(),
         serving: CancellationToken::new(),

@@ -117,11 +117,22 @@ pub fn objects() -> Vec<Value> {
         "virtualmachines/addvolume",
         "virtualmachines/removevolume",
         "virtualmachines/memorydump",
+        "virtualmachines/removememorydump",
+        "virtualmachines/evacuate/cancel",
+        "virtualmachineinstances/evacuate/cancel",
+        "virtualmachineinstances/sev/setupsession",
+        "virtualmachineinstances/sev/injectlaunchsecret",
         "virtualmachines/portforward",
         "virtualmachineinstances/portforward",
     ];
-    let streams =
-        ["virtualmachineinstances/console", "virtualmachineinstances/vnc", "virtualmachineinstances/vnc/screenshot"];
+    let streams = [
+        "virtualmachineinstances/console",
+        "virtualmachineinstances/vnc",
+        "virtualmachineinstances/vnc/screenshot",
+        "virtualmachineinstances/usbredir",
+        "virtualmachineinstances/sev/fetchcertchain",
+        "virtualmachineinstances/sev/querylaunchmeasurement",
+    ];
     let mut edit_role = user_role("edit", &all, &edits, &["get", "update"]);
     if let Some(rules) = edit_role["rules"].as_array_mut() {
         rules.push(rule(&["subresources.kubevirt.io"], &streams, &["get"]));

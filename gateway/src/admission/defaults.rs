@@ -28,7 +28,7 @@ pub fn spec(spec: &mut Value, settings: &Settings, uuid: &dyn Fn() -> String) {
             for (field, value) in
                 [("timeoutSeconds", 1), ("periodSeconds", 10), ("successThreshold", 1), ("failureThreshold", 3)]
             {
-                if get(spec, &[probe, field]).as_i64().unwrap_or(0) == 0 {
+                if open(get(spec, &[probe, field])) {
                     *at(spec, &[probe, field]) = json!(value);
                 }
             }
@@ -40,6 +40,11 @@ pub fn spec(spec: &mut Value, settings: &Settings, uuid: &dyn Fn() -> String) {
         default(model, &["action"], "reset");
     }
     default(spec, &["domain", "cpu", "model"], settings.cpu_model.as_str());
+}
+
+/// A number that is left open. A negative one is not: it is wrong, and stays for the rules to say so.
+fn open(number: &Value) -> bool {
+    number.is_null() || number.as_i64() == Some(0)
 }
 
 /// The objects of a list, to be changed.
@@ -64,8 +69,7 @@ fn resources(spec: &mut Value) {
 
 fn topology(spec: &mut Value) {
     let parts = ["sockets", "cores", "threads"];
-    let zero = |v: &Value| v.as_u64().unwrap_or(0) == 0;
-    if parts.iter().all(|p| zero(get(spec, &["domain", "cpu", p]))) {
+    if parts.iter().all(|p| open(get(spec, &["domain", "cpu", p]))) {
         let milli = ["limits", "requests"]
             .iter()
             .find_map(|side| api::quantity_milli(get(spec, &["domain", "resources", side, "cpu"])));
@@ -73,7 +77,7 @@ fn topology(spec: &mut Value) {
         *at(spec, &["domain", "cpu", "sockets"]) = json!(i64::try_from(sockets).unwrap_or(1));
     }
     for part in parts {
-        if zero(get(spec, &["domain", "cpu", part])) {
+        if open(get(spec, &["domain", "cpu", part])) {
             *at(spec, &["domain", "cpu", part]) = json!(1);
         }
     }

@@ -52,7 +52,13 @@ pub const INSTANCE: &[Field] = &[
     ("architecture", Only(&["amd64"])),
     ("dnsConfig", Done("of the pod")),
     ("dnsPolicy", Done("of the pod")),
-    ("evictionStrategy", HintUnless(&["None"], "there is no live migration yet; an eviction shuts the guest down")),
+    (
+        "evictionStrategy",
+        HintUnless(
+            &["None", "External"],
+            "there is no live migration yet: with LiveMigrate an eviction is refused, with LiveMigrateIfPossible the guest is shut down",
+        ),
+    ),
     ("hostname", Done("")),
     ("livenessProbe", Done(PROBE)),
     ("networks[].multus", Refused(BINDING)),

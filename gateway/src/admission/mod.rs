@@ -6,16 +6,18 @@
 //!
 //! * [`defaults`] fills in what the user left open; a VM keeps only what must not change between two of its starts.
 //! * [`fields`] is the table of what each field does here: done, refused, or a hint. Nothing is ignored in silence.
-//! * [`rules`] are KubeVirt's rules about the spec of an instance, [`vm`], [`vmi`] and [`set`] those about the objects around it.
+//! * [`rules`] are KubeVirt's rules about the spec of an instance, [`vm`], [`vmi`] and [`set`] those about the objects around it,
+//!   `eviction` is about pods that have to go.
 
 pub mod defaults;
+pub(crate) mod eviction;
 pub mod fields;
 mod rules;
 mod set;
 mod vm;
 mod vmi;
 
-use crate::status::Status;
+use crate::status::{Cause, CauseType, Status};
 use serde_json::{Value, json};
 
 pub(crate) use rules::Problems;
@@ -141,8 +143,7 @@ pub fn admit(mut input: AdmissionInput, context: &Context<'_>) -> Result<Admissi
         && let Some(why) = api::crd::missing(&input.kind)
     {
         let message = format!("{} is not supported yet: {why}", input.kind);
-        let cause =
-            crate::status::Cause { kind: crate::status::CauseType::NotSupported, field: "kind".into(), message };
+        let cause = Cause { kind: CauseType::NotSupported, field: "kind".into(), message };
         return Err(Status::invalid(&input.kind, &input.name, &[cause]));
     }
     match (input.kind.as_str(), input.subresource.as_str()) {

@@ -20,7 +20,7 @@ pub(super) fn admit(mut input: AdmissionInput, context: &Context<'_>) -> Result<
         return Ok(AdmissionOutput { object: input.object, warnings: Vec::new() });
     }
     let mut problems = Problems::default();
-    check(&input.object, context, &mut problems);
+    check(&input.object, context.settings.is_trusted(&input.user), context, &mut problems);
     vm::name(&input.name, &mut problems);
     if problems.causes.is_empty() {
         return Ok(AdmissionOutput { object: input.object, warnings: problems.warnings });
@@ -28,7 +28,7 @@ pub(super) fn admit(mut input: AdmissionInput, context: &Context<'_>) -> Result<
     Err(Status::invalid(&input.kind, &input.name, &problems.causes))
 }
 
-fn check(set: &Value, context: &Context<'_>, p: &mut Problems) {
+fn check(set: &Value, trusted: bool, context: &Context<'_>, p: &mut Problems) {
     let spec = get(set, &["spec"]);
     if let Some(n) = get(spec, &["replicas"]).as_i64().filter(|n| *n < 0) {
         p.invalid("spec.replicas", format!("spec.replicas is {n}: it must not be negative"));
@@ -38,7 +38,7 @@ fn check(set: &Value, context: &Context<'_>, p: &mut Problems) {
         return p.add(CauseType::Required, "spec.template", "missing virtual machine template.");
     }
     selector(spec, p);
-    vmi::metadata(get(template, &["metadata"]), "spec.template.metadata", p);
+    vmi::metadata(get(template, &["metadata"]), "spec.template.metadata", trusted, p);
     let wish = get(template, &["spec"]);
     if !wish.is_object() {
         return p.add(CauseType::Required, BASE, "missing virtual machine instance spec.");

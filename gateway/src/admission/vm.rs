@@ -70,7 +70,7 @@ fn check(input: &AdmissionInput, context: &Context<'_>, p: &mut Problems) {
     if !template.is_object() {
         return p.add(CauseType::Required, "spec.template", "missing virtual machine template.");
     }
-    vmi::metadata(get(template, &["metadata"]), "spec.template.metadata", p);
+    vmi::metadata(get(template, &["metadata"]), "spec.template.metadata", context.settings.is_trusted(&input.user), p);
     let base = "spec.template.spec";
     let wish = get(template, &["spec"]);
     if !wish.is_object() {

@@ -1,10 +1,12 @@
 //! VirtualMachineInstances: made by users or by the controller, and afterwards the controller's alone.
 
 use super::{
-    AdmissionInput, AdmissionOutput, Context, Operation, Problems, User, at, default, defaults, fields, get, rules, vm,
+    AdmissionInput, AdmissionOutput, Context, Operation, Problems, User, at, default, defaults, fields, get, items,
+    rules, vm,
 };
 use crate::status::{CauseType, Status};
 use serde_json::{Value, json};
+use state::selector::is_value;
 
 /// Labels that say where an instance is; only the control plane may.
 pub const RESERVED_LABELS: &[&str] = &[
@@ -31,15 +33,7 @@ pub(super) fn admit(input: AdmissionInput, context: &Context<'_>) -> Result<Admi
 fn create(mut input: AdmissionInput, context: &Context<'_>, p: &mut Problems) -> (Value, String, String) {
     let trusted = context.settings.is_trusted(&input.user);
     fields::check(fields::INSTANCE, get(&input.object, &["spec"]), "spec", "", p);
-    metadata(get(&input.object, &["metadata"]), "metadata", p);
-    let reserved = |label: &&&str| !get(&input.object, &["metadata", "labels", label]).is_null();
-    if !trusted && RESERVED_LABELS.iter().any(|l| reserved(&l)) {
-        p.add(
-            CauseType::NotSupported,
-            "metadata.labels",
-            "creation of the following reserved kubevirt.io/ labels on a VMI object is prohibited",
-        );
-    }
+    metadata(get(&input.object, &["metadata"]), "metadata", trusted, p);
     if get(&input.object, &["spec"]).is_object() {
         defaults::tell(get(&input.object, &["spec"]), "spec", p);
         mutate(&mut input.object, &input.user, context);
@@ -121,7 +115,7 @@ fn update(mut input: AdmissionInput, context: &Context<'_>, p: &mut Problems) ->
     (input.object, input.kind, input.name)
 }
 
-/// What a running guest was promised does not change.
+/// What a running guest was promised does not change, and what it has stays: nothing can be plugged in or out.
 fn hotplug_limits(object: &Value, old: &Value, p: &mut Problems) {
     for (path, what) in [
         (["spec", "domain", "cpu", "maxSockets"], "CPU topology maxSockets"),
@@ -131,10 +125,30 @@ fn hotplug_limits(object: &Value, old: &Value, p: &mut Problems) {
             p.invalid(path.join("."), format!("{what} changed"));
         }
     }
+    for (path, what) in [(&["spec", "volumes"][..], "volume"), (&["spec", "domain", "devices", "disks"][..], "disk")] {
+        let (now, before) = (items(object, path), items(old, path));
+        if now.len() != before.len() {
+            p.invalid(
+                path.join("."),
+                format!("the number of permanent {what}s changed from {} to {}", before.len(), now.len()),
+            );
+        } else if now != before {
+            p.invalid(path.join("."), format!("a permanent {what} changed"));
+        }
+    }
 }
 
-/// Annotations that ask for what is not there.
-pub(super) fn metadata(metadata: &Value, base: &str, p: &mut Problems) {
+/// Labels and annotations of an instance, or of a template that becomes one: those that are the control plane's, and those
+/// that ask for what is not there.
+pub(super) fn metadata(metadata: &Value, base: &str, trusted: bool, p: &mut Problems) {
+    let labels = get(metadata, &["labels"]);
+    if !trusted && RESERVED_LABELS.iter().any(|l| !get(labels, &[l]).is_null()) {
+        p.add(
+            CauseType::NotSupported,
+            format!("{base}.labels"),
+            "creation of the following reserved kubevirt.io/ labels on a VMI object is prohibited",
+        );
+    }
     let annotations = get(metadata, &["annotations"]);
     for (name, gate) in
         [("hooks.kubevirt.io/hookSidecars", "Sidecar"), ("kubevirt.io/ignitiondata", "ExperimentalIgnitionSupport")]
@@ -150,11 +164,8 @@ pub(super) fn metadata(metadata: &Value, base: &str, p: &mut Problems) {
             );
         }
     }
-    for (key, value) in get(metadata, &["labels"]).as_object().into_iter().flatten() {
-        let good = value
-            .as_str()
-            .is_some_and(|v| v.len() <= 63 && v.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b)));
-        if !good {
+    for (key, value) in labels.as_object().into_iter().flatten() {
+        if !value.as_str().is_some_and(is_value) {
             p.invalid(format!("{base}.labels"), format!("{base}.labels[{key}] is not a valid label value: {value}"));
         }
     }

@@ -174,7 +174,16 @@ async fn object(asked: &Asked<'_>, parts: &mut Parts, body: Body) -> Result<Resp
         }
         (
             "virtualmachines",
-            [one @ ("migrate" | "objectgraph" | "addvolume" | "removevolume" | "memorydump" | "removememorydump")],
+            [
+                one @ ("migrate"
+                | "objectgraph"
+                | "addvolume"
+                | "removevolume"
+                | "memorydump"
+                | "removememorydump"
+                | "addresourceclaim"
+                | "removeresourceclaim"),
+            ],
         ) => Err(unsupported(one)),
         (
             "virtualmachineinstances",
@@ -210,9 +219,15 @@ async fn object(asked: &Asked<'_>, parts: &mut Parts, body: Body) -> Result<Resp
                 | "removeresourceclaim"),
             ],
         ) => Err(unsupported(one)),
-        ("virtualmachineinstances", ["vnc", "screenshot"]) => Err(unsupported("vnc/screenshot")),
+        ("virtualmachineinstances", ["vnc", "screenshot"]) => {
+            of(Method::GET)?;
+            Ok(vmi::screenshot(asked).await)
+        }
         ("virtualmachineinstances", ["sev", one @ ..]) => Err(unsupported(&format!("sev/{}", one.join("/")))),
-        (_, ["evacuate", "cancel"]) => Err(unsupported("evacuate/cancel")),
+        ("virtualmachines" | "virtualmachineinstances", ["evacuate", "cancel"]) => {
+            of(Method::PUT)?;
+            vmi::cancel_evacuation(asked, body).await
+        }
         _ => Err(not_found()),
     }
 }

@@ -2,9 +2,10 @@
 //!
 //! Payload travels in binary frames whose boundaries mean nothing; text frames are ignored; a normal close is the end.
 //! The request is checked and the other side is reached before the client is upgraded, so that what goes wrong until
-//! then is an ordinary HTTP answer. The first side to end closes both.
+//! then is an ordinary HTTP answer. The first side to end closes both. Each frame to a UDP port is a datagram, and each
+//! datagram from it a frame.
 
-use super::{Asked, unsupported};
+use super::Asked;
 use crate::admission::{get, items, text};
 use crate::kubernetes::{self, VM, VMI};
 use crate::limits;
@@ -18,7 +19,9 @@ use http::request::Parts;
 use proto::agent::StreamChunk;
 use serde_json::Value;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UdpSocket;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
@@ -109,10 +112,8 @@ async fn forward(asked: &Asked<'_>, vmi: &Value, rest: &[&str], parts: &mut Part
     };
     let port: u16 =
         port.parse().ok().filter(|p| *p > 0).ok_or_else(|| Status::bad_request(format!("not a port: {port}")))?;
-    match protocol {
-        "tcp" => {}
-        "udp" => return Err(unsupported("portforward over udp")),
-        other => return Err(Status::bad_request(format!("unknown protocol {other:?}, only tcp or udp allowed"))),
+    if !["tcp", "udp"].contains(&protocol) {
+        return Err(Status::bad_request(format!("unknown protocol {protocol:?}, only tcp or udp allowed")));
     }
     if items(vmi, &["status", "conditions"])
         .iter()
@@ -125,23 +126,34 @@ async fn forward(asked: &Asked<'_>, vmi: &Value, rest: &[&str], parts: &mut Part
         return Err(Status::bad_request(format!("VMI {:?} has no network interface with an address", asked.name)));
     };
     let target = SocketAddr::new(ip, port);
-    let connecting = tokio::time::timeout(limits::PORT, (asked.inner.config.dial)(target)).await;
-    let stream = match connecting {
-        Ok(Ok(s)) => s,
+    let config = &asked.inner.config;
+    let dialling = async {
+        Ok::<_, std::io::Error>(match protocol {
+            "udp" => {
+                let socket = Arc::new((config.datagrams)(target).await?);
+                (Down::Datagrams(socket.clone()), Up::Datagrams(socket))
+            }
+            _ => {
+                let (read, write) = tokio::io::split((config.dial)(target).await?);
+                (Down::Port(read), Up::Port(write))
+            }
+        })
+    };
+    let (mut down, up) = match tokio::time::timeout(limits::PORT, dialling).await {
+        Ok(Ok(both)) => both,
         Ok(Err(e)) => return Err(Status::internal(format_args!("dialling VM: {target}: {e}"))),
         Err(_) => return Err(Status::internal(format_args!("dialling VM: {target}: no answer"))),
     };
     let ws = upgrade(parts).await?;
-    let about = format!("port {port} of {}/{}", asked.namespace, asked.name);
+    let about = format!("port {port}/{protocol} of {}/{}", asked.namespace, asked.name);
     Ok(ws.on_upgrade(move |socket| async move {
-        let (mut read, write) = tokio::io::split(stream);
         let (from_guest, guest) = mpsc::channel::<Result<Bytes, String>>(limits::CHUNKS);
         let reader = tokio::spawn(async move {
-            let mut buffer = vec![0; limits::FRAME];
+            let mut buffer = vec![0; down.buffer()];
             loop {
-                let next = match read.read(&mut buffer).await {
-                    Ok(0) => break,
-                    Ok(n) => Ok(Bytes::copy_from_slice(&buffer[..n])),
+                let next = match down.read(&mut buffer).await {
+                    Ok(None) => break,
+                    Ok(Some(n)) => Ok(Bytes::copy_from_slice(&buffer[..n])),
                     Err(e) => Err(e.to_string()),
                 };
                 let failed = next.is_err();
@@ -150,15 +162,48 @@ async fn forward(asked: &Asked<'_>, vmi: &Value, rest: &[&str], parts: &mut Part
                 }
             }
         });
-        splice(socket, guest, Up::Port(write), &about).await;
+        splice(socket, guest, up, &about).await;
         reader.abort();
     }))
+}
+
+/// Where a guest's bytes come from, if that is one of its ports.
+enum Down {
+    Port(tokio::io::ReadHalf<proto::transport::Connection>),
+    Datagrams(Arc<UdpSocket>),
+}
+
+impl Down {
+    /// Room for what comes at once: of a datagram that does not fit, the rest would be lost.
+    fn buffer(&self) -> usize {
+        match self {
+            Down::Port(_) => limits::FRAME,
+            Down::Datagrams(_) => limits::DATAGRAM,
+        }
+    }
+
+    /// How much has come; `None`: nothing will any more.
+    async fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<Option<usize>> {
+        match self {
+            Down::Port(from) => from.read(buffer).await.map(|n| (n > 0).then_some(n)),
+            Down::Datagrams(from) => loop {
+                match from.recv(buffer).await {
+                    // Nothing to pass on, and no end either.
+                    Ok(0) => {}
+                    // Nobody listens at that port, which a guest may change at any time.
+                    Err(e) if e.kind() == std::io::ErrorKind::ConnectionRefused => {}
+                    other => return other.map(Some),
+                }
+            },
+        }
+    }
 }
 
 /// Where a client's bytes go.
 enum Up {
     Agent(mpsc::Sender<StreamChunk>),
     Port(tokio::io::WriteHalf<proto::transport::Connection>),
+    Datagrams(Arc<UdpSocket>),
 }
 
 impl Up {
@@ -166,6 +211,10 @@ impl Up {
         match self {
             Up::Agent(to) => to.send(StreamChunk { open: None, data }).await.map_err(|e| e.to_string()),
             Up::Port(to) => to.write_all(&data).await.map_err(|e| e.to_string()),
+            Up::Datagrams(to) => match to.send(&data).await {
+                Err(e) if e.kind() == std::io::ErrorKind::ConnectionRefused => Ok(()),
+                sent => sent.map(|_| ()).map_err(|e| e.to_string()),
+            },
         }
     }
 }

@@ -1,12 +1,14 @@
 //! Verbs on a running instance: checked here, carried out by the agent of its node.
 
-use super::{Asked, dry_run, json_response};
+use super::{Asked, dry_run, json_response, options};
 use crate::admission::{get, items, text};
-use crate::kubernetes::{self, VM, VMI};
+use crate::kubernetes::{self, Patched, VM, VMI};
+use crate::limits;
 use crate::status::Status;
+use axum::body::{Body, Bytes};
 use axum::response::{IntoResponse, Response};
 use http::{StatusCode, header};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Pause, unpause, freeze, unfreeze, reset, softreboot.
 pub(super) async fn verb(asked: &Asked<'_>, verb: &str, options: &Value) -> Result<Response, Status> {
@@ -86,17 +88,68 @@ fn allowed(verb: &str, vmi: &Value, name: &str) -> Result<(), Status> {
     }
 }
 
+/// Takes back that an instance has to leave its node.
+pub(super) async fn cancel_evacuation(asked: &Asked<'_>, body: Body) -> Result<Response, Status> {
+    let client = &asked.inner.config.client;
+    let options = options(body).await?;
+    if options.as_object().is_some_and(serde_json::Map::is_empty) {
+        return Err(Status::bad_request("Request with no body: name the node in evacuationNodeName"));
+    }
+    let dry = dry_run(&options)?;
+    let given = text(&options, &["evacuationNodeName"]);
+    for _ in 0..limits::CONFLICTS {
+        let vmi = kubernetes::need(client, VMI, asked.namespace, asked.name).await?;
+        let marked = text(&vmi, &["status", "evacuationNodeName"]);
+        if marked.is_empty() {
+            return Ok(StatusCode::OK.into_response());
+        }
+        if !given.is_empty() && given != marked {
+            let why = format_args!("it is evacuated from node {marked:?}, not from {given:?}");
+            return Err(Status::conflict(VMI.what, asked.name, why));
+        }
+        let node = kubernetes::node(client, marked).await?.unwrap_or_default();
+        if items(&node, &["spec", "taints"]).iter().any(|t| text(t, &["key"]) == api::names::TAINT_DRAIN) {
+            return Err(Status::bad_request(format!(
+                "node {marked:?} is being drained: it has the taint {}",
+                api::names::TAINT_DRAIN
+            )));
+        }
+        let operations = vec![json!({"op": "remove", "path": "/status/evacuationNodeName"})];
+        if let Patched::Done(_) = kubernetes::patch(client, VMI, &vmi, "", operations, dry).await? {
+            return Ok(StatusCode::OK.into_response());
+        }
+    }
+    Err(Status::conflict(VMI.what, asked.name, "the object has been modified; please try again"))
+}
+
 /// guestosinfo, userlist, filesystemlist. Refusals are plain text with 500, which clients of KubeVirt know.
 pub(super) async fn guest(asked: &Asked<'_>, verb: &str) -> Response {
     match ask(asked, verb).await {
         Ok(body) => json_response(&body),
-        Err(message) => {
-            (StatusCode::INTERNAL_SERVER_ERROR, [(header::CONTENT_TYPE, "text/plain")], message).into_response()
-        }
+        Err(message) => plain(message),
     }
 }
 
-async fn ask(asked: &Asked<'_>, verb: &str) -> Result<Value, String> {
+/// What the screen shows, as PNG.
+pub(super) async fn screenshot(asked: &Asked<'_>) -> Response {
+    let shot = async {
+        let vmi = running(asked).await?;
+        if get(&vmi, &["spec", "domain", "devices", "autoattachGraphicsDevice"]) == false {
+            return Err("No graphics devices are present.".to_owned());
+        }
+        carried_out(asked, &vmi, "screenshot").await
+    };
+    match shot.await {
+        Ok(image) => ([(header::CONTENT_TYPE, "image/png")], image).into_response(),
+        Err(message) => plain(message),
+    }
+}
+
+fn plain(message: String) -> Response {
+    (StatusCode::INTERNAL_SERVER_ERROR, [(header::CONTENT_TYPE, "text/plain")], message).into_response()
+}
+
+async fn running(asked: &Asked<'_>) -> Result<Value, String> {
     let client = &asked.inner.config.client;
     let vmi = kubernetes::need(client, VMI, asked.namespace, asked.name).await.map_err(|s| s.message)?;
     if text(&vmi, &["status", "phase"]) != "Running" {
@@ -105,6 +158,18 @@ async fn ask(asked: &Asked<'_>, verb: &str) -> Result<Value, String> {
             asked.name
         ));
     }
+    Ok(vmi)
+}
+
+async fn carried_out(asked: &Asked<'_>, vmi: &Value, verb: &str) -> Result<Bytes, String> {
+    let client = &asked.inner.config.client;
+    let sent = asked.inner.agents.verb(client, vmi, verb, Vec::new(), asked.traceparent.clone()).await;
+    let reply = sent.map_err(|s| s.message)?;
+    if reply.ok { Ok(reply.body) } else { Err(reply.message) }
+}
+
+async fn ask(asked: &Asked<'_>, verb: &str) -> Result<Value, String> {
+    let vmi = running(asked).await?;
     let connected = items(&vmi, &["status", "conditions"])
         .iter()
         .any(|c| text(c, &["type"]) == "AgentConnected" && text(c, &["status"]) == "True");
@@ -114,18 +179,13 @@ async fn ask(asked: &Asked<'_>, verb: &str) -> Result<Value, String> {
             asked.name
         ));
     }
-    let sent = asked.inner.agents.verb(client, &vmi, verb, Vec::new(), asked.traceparent.clone()).await;
-    let reply = sent.map_err(|s| s.message)?;
-    if !reply.ok {
-        return Err(reply.message);
-    }
-    serde_json::from_slice(&reply.body).map_err(|e| format!("{verb}: {e}"))
+    let body = carried_out(asked, &vmi, verb).await?;
+    serde_json::from_slice(&body).map_err(|e| format!("{verb}: {e}"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     #[test]
     fn preconditions() {

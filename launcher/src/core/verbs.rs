@@ -24,6 +24,7 @@ pub(super) enum Verb {
     SoftReboot,
     Freeze(Option<Duration>),
     Unfreeze,
+    Screenshot,
     GuestOsInfo,
     UserList,
     FilesystemList,
@@ -38,6 +39,7 @@ impl Verb {
             "softreboot" => Verb::SoftReboot,
             "freeze" => Verb::Freeze(unfreeze_after(&request.body)?),
             "unfreeze" => Verb::Unfreeze,
+            "screenshot" => Verb::Screenshot,
             "guestosinfo" => Verb::GuestOsInfo,
             "userlist" => Verb::UserList,
             "filesystemlist" => Verb::FilesystemList,
@@ -111,10 +113,9 @@ impl Table {
     }
 }
 
-fn reply(result: Result<Value, Problem>) -> VerbReply {
+fn reply(result: Result<Vec<u8>, Problem>) -> VerbReply {
     match result {
-        Ok(Value::Null) => VerbReply { ok: true, ..VerbReply::default() },
-        Ok(body) => VerbReply { ok: true, body: body.to_string().into_bytes().into(), ..VerbReply::default() },
+        Ok(body) => VerbReply { ok: true, body: body.into(), ..VerbReply::default() },
         Err(p) => VerbReply { ok: false, reason: p.reason.into(), message: p.message, ..VerbReply::default() },
     }
 }
@@ -185,17 +186,20 @@ impl Core {
         &mut self,
         id: &str,
         verb: Verb,
-        result: Result<Value, Problem>,
+        result: Result<Vec<u8>, Problem>,
         answer: oneshot::Sender<VerbReply>,
     ) {
-        if result.is_ok()
-            && let Life::Alive(alive) = &mut self.life
-        {
-            match verb {
-                Verb::Freeze(after) => alive.thaw = after.map(Boottime::after),
-                Verb::Unfreeze => alive.thaw = None,
+        if let Life::Alive(alive) = &mut self.life {
+            match (verb, result.is_ok()) {
+                (Verb::Freeze(after), true) => alive.thaw = after.map(Boottime::after),
+                // Whether it froze is not known, and whoever asked will not thaw what they believe not to be frozen. Where
+                // an earlier freeze has its time, that stays.
+                (Verb::Freeze(_), false) => alive.thaw = alive.thaw.or_else(|| Some(Boottime::now())),
+                (Verb::Unfreeze, true) => alive.thaw = None,
                 _ => {}
             }
+        }
+        if result.is_ok() {
             // The event says the same in a moment; whoever asks next should not see the past.
             match verb {
                 Verb::Pause if !self.ending.begun() => self.set_state(DomainState::Paused, "PausedByUser"),
@@ -211,15 +215,29 @@ impl Core {
     /// Nobody thawed the guest in time.
     pub(super) fn thaw(&mut self) {
         let Life::Alive(alive) = &mut self.life else { return };
-        // Tried again until the agent says that it is done.
-        alive.thaw = Some(Boottime::after(limits::AGENT_FREEZE_TIMEOUT));
-        tracing::warn!("file systems were left frozen: thawing");
-        let agent = alive.agent.clone();
+        // Tried again until the agent says that it is done. What it says of its state is no proof: it may be older than the
+        // freeze.
+        let again = Boottime::after(limits::AGENT_FREEZE_TIMEOUT);
+        alive.thaw = Some(again);
+        tracing::info!("nobody thawed the file systems in time: thawing");
+        let (agent, back) = (alive.agent.clone(), self.back.clone());
         tokio::spawn(async move {
-            if let Err(error) = agent.call_within("guest-fsfreeze-thaw", limits::AGENT_FREEZE_TIMEOUT).await {
-                tracing::warn!(%error, "thawing");
+            match agent.call_within("guest-fsfreeze-thaw", limits::AGENT_FREEZE_TIMEOUT).await {
+                Ok(_) => {
+                    let _ = back.send(Back::Thawed(again)).await;
+                }
+                Err(error) => tracing::warn!(%error, "thawing"),
             }
         });
+    }
+
+    /// It worked; a freeze that came after it has a time of its own.
+    pub(super) fn thawed(&mut self, again: Boottime) {
+        if let Life::Alive(alive) = &mut self.life
+            && alive.thaw == Some(again)
+        {
+            alive.thaw = None;
+        }
     }
 }
 
@@ -229,7 +247,8 @@ async fn carry_out(
     agent: Agent,
     connected: bool,
     freeze: String,
-) -> Result<Value, Problem> {
+) -> Result<Vec<u8>, Problem> {
+    let json = |view: Result<Value, AgentError>| Ok(view?.to_string().into_bytes());
     match verb {
         Verb::Pause => domain.pause().await?,
         Verb::Unpause => domain.resume().await?,
@@ -244,11 +263,12 @@ async fn carry_out(
         Verb::Unfreeze => {
             agent.call_within("guest-fsfreeze-thaw", limits::AGENT_FREEZE_TIMEOUT).await?;
         }
-        Verb::GuestOsInfo => return Ok(views::guest_os_info(&agent, &freeze).await?),
-        Verb::UserList => return Ok(views::user_list(&agent).await?),
-        Verb::FilesystemList => return Ok(views::filesystem_list(&agent).await?),
+        Verb::Screenshot => return Ok(domain.screenshot().await?),
+        Verb::GuestOsInfo => return json(views::guest_os_info(&agent, &freeze).await),
+        Verb::UserList => return json(views::user_list(&agent).await),
+        Verb::FilesystemList => return json(views::filesystem_list(&agent).await),
     }
-    Ok(Value::Null)
+    Ok(Vec::new())
 }
 
 /// `{"unfreezeTimeout": "5m0s"}`; nothing: the default; zero: never.

@@ -58,6 +58,9 @@ pub enum Error {
     /// The monitor is gone or does not answer.
     #[error("the hypervisor does not answer: {0}")]
     Deaf(String),
+    /// What it left behind cannot be used.
+    #[error("{0}")]
+    Unusable(String),
     /// The monitor says no.
     #[error("the hypervisor refused {command}: {message}")]
     Refused {
@@ -89,6 +92,8 @@ pub trait Domain: Send + Sync {
     fn pause(&self) -> BoxFuture<'_, Result<(), Error>>;
     /// Lets them go on.
     fn resume(&self) -> BoxFuture<'_, Result<(), Error>>;
+    /// What the screen shows, as PNG.
+    fn screenshot(&self) -> BoxFuture<'_, Result<Vec<u8>, Error>>;
     /// Presses the reset button; also starts a guest again that has powered itself off.
     fn reset(&self) -> BoxFuture<'_, Result<(), Error>>;
 }

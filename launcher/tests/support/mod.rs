@@ -51,6 +51,16 @@ fn launcher_process() {
     std::process::exit(code);
 }
 
+/// A client of the launcher behind a socket.
+pub async fn connect(socket: PathBuf) -> Result<LauncherClient<Channel>, tonic::transport::Error> {
+    let connector = tower::service_fn(move |_: Uri| {
+        let socket = socket.clone();
+        async move { tokio::net::UnixStream::connect(socket).await.map(hyper_util::rt::TokioIo::new) }
+    });
+    let channel = Endpoint::from_static("http://launcher").connect_with_connector(connector).await?;
+    Ok(LauncherClient::new(channel))
+}
+
 pub struct Launcher {
     pub dir: tempfile::TempDir,
     child: Child,
@@ -104,15 +114,7 @@ impl Launcher {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let socket = dir.path().join("share/launcher.sock");
         wait("launcher.sock", || socket.exists());
-        let client = runtime.block_on(async {
-            let connector = tower::service_fn(move |_: Uri| {
-                let socket = socket.clone();
-                async move { tokio::net::UnixStream::connect(socket).await.map(hyper_util::rt::TokioIo::new) }
-            });
-            LauncherClient::new(
-                Endpoint::from_static("http://launcher").connect_with_connector(connector).await.unwrap(),
-            )
-        });
+        let client = runtime.block_on(connect(socket)).unwrap();
         Self { dir, child, runtime, client }
     }
 

@@ -468,10 +468,7 @@ fn plural(path: &str) -> String {
 async fn serve(agent: &Agent, tls: &Tls, stop: CancellationToken) -> SocketAddr {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let server = tonic::transport::Server::builder()
-        .tls_config(transport::server_tls(tls))
-        .unwrap()
-        .add_service(NodeAgentServer::new(agent.clone()));
+    let server = transport::server(tls).unwrap().add_service(NodeAgentServer::new(agent.clone()));
     let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
     tokio::spawn(server.serve_with_incoming_shutdown(incoming, async move { stop.cancelled().await }));
     address

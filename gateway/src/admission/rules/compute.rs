@@ -1,7 +1,7 @@
 //! Identity, scheduling, CPU, memory, machine and firmware.
 
 use super::{Problems, get, is_label, is_subdomain, items, set, text};
-use crate::status::CauseType::{NotFound, NotSupported, Required};
+use crate::status::CauseType::{NotFound, NotSupported};
 use serde_json::Value;
 
 /// SeaBIOS and a kernel do not start in less.
@@ -58,25 +58,6 @@ fn identity(spec: &Value, base: &str, p: &mut Problems) {
         get(spec, &["evictionStrategy"]),
         &["None", "LiveMigrate", "LiveMigrateIfPossible", "External"],
     );
-    let dns = text(spec, &["dnsPolicy"]);
-    p.one_of(
-        NotSupported,
-        "dnsPolicy",
-        get(spec, &["dnsPolicy"]),
-        &["ClusterFirstWithHostNet", "ClusterFirst", "Default", "None"],
-    );
-    let servers = items(spec, &["dnsConfig", "nameservers"]);
-    if dns == "None" && servers.is_empty() {
-        p.add(Required, "dnsConfig", "must provide at least one DNS nameserver when dnsPolicy is None");
-    }
-    if servers.len() > 3 {
-        p.invalid("dnsConfig.nameservers", "must not have more than 3 nameservers");
-    }
-    for (i, server) in servers.iter().enumerate() {
-        if server.as_str().unwrap_or_default().parse::<std::net::IpAddr>().is_err() {
-            p.invalid(format!("dnsConfig.nameservers[{i}]"), format!("must be an IP address: {server}"));
-        }
-    }
     if get(spec, &["terminationGracePeriodSeconds"]).as_i64().is_some_and(|s| s < 0) {
         p.invalid(
             format!("{base}.terminationGracePeriodSeconds"),
@@ -189,10 +170,12 @@ fn memory(domain: &Value, base: &str, p: &mut Problems) {
                 p.invalid(&field, format!("{field} '{}': must be at least 1Mi.", shown(guest)))
             }
             Some(m) => {
-                if let Some(max) = milli(get(domain, &["memory", "maxGuest"]))
-                    && m > max
-                {
-                    p.invalid(&field, format!("{field} '{}' is greater than {base}.memory.maxGuest", shown(guest)));
+                let limits = format!("{base}.resources.limits.memory");
+                let maximum = format!("{base}.memory.maxGuest");
+                for (most, name) in [(limit, limits), (milli(get(domain, &["memory", "maxGuest"])), maximum)] {
+                    if most.is_some_and(|most| most > 0 && m > most) {
+                        p.invalid(&field, format!("{field} '{}' is greater than {name}", shown(guest)));
+                    }
                 }
             }
         }

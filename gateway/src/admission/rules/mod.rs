@@ -4,6 +4,7 @@
 mod compute;
 mod disks;
 mod network;
+mod scheduling;
 mod volumes;
 
 use super::{get, items, text};
@@ -42,6 +43,7 @@ impl Problems {
 /// All rules about a spec.
 pub(crate) fn spec(spec: &Value, base: &str, problems: &mut Problems) {
     compute::check(spec, base, problems);
+    scheduling::check(spec, base, problems);
     network::check(spec, base, problems);
     disks::check(spec, base, problems);
     volumes::check(spec, base, problems);

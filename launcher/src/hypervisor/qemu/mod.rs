@@ -123,7 +123,13 @@ impl Qemu {
                 }));
             }
         };
-        let domain = Arc::new(QemuDomain { pid, qmp: qmp.clone(), exited, machine_type });
+        let domain = Arc::new(QemuDomain {
+            scratch: self.config.paths.ephemeral.clone(),
+            pid,
+            qmp: qmp.clone(),
+            exited,
+            machine_type,
+        });
         tokio::spawn(translate(qmp, monitor_events, events));
         Ok(Started { domain, events: heard, console: machine.serial.then_some(console), agent })
     }
@@ -257,10 +263,21 @@ async fn translate(qmp: Qmp, mut heard: mpsc::Receiver<QmpEvent>, events: mpsc::
 }
 
 struct QemuDomain {
+    /// Where files may be that are gone in a moment.
+    scratch: PathBuf,
     pid: i32,
     qmp: Qmp,
     exited: watch::Receiver<bool>,
     machine_type: String,
+}
+
+/// A file that goes with its name.
+struct Removed(PathBuf);
+
+impl Drop for Removed {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
 }
 
 impl QemuDomain {
@@ -307,6 +324,22 @@ impl Domain for QemuDomain {
 
     fn resume(&self) -> BoxFuture<'_, Result<(), Error>> {
         Box::pin(self.simply("cont"))
+    }
+
+    fn screenshot(&self) -> BoxFuture<'_, Result<Vec<u8>, Error>> {
+        Box::pin(async {
+            let unusable = |e: std::io::Error| Error::Unusable(format!("the picture of the screen: {e}"));
+            std::fs::create_dir_all(&self.scratch).map_err(unusable)?;
+            let file = Removed(self.scratch.join(format!("screen-{}.png", uuid::Uuid::new_v4())));
+            let arguments = json!({"filename": file.0.to_string_lossy(), "format": "png"});
+            self.qmp.execute("screendump", arguments).await?;
+            let size = std::fs::metadata(&file.0).map_err(unusable)?.len();
+            if size > limits::SCREEN {
+                let problem = format!("the picture of the screen has {size} bytes, more than {}", limits::SCREEN);
+                return Err(Error::Unusable(problem));
+            }
+            std::fs::read(&file.0).map_err(unusable)
+        })
     }
 
     fn reset(&self) -> BoxFuture<'_, Result<(), Error>> {
