@@ -268,7 +268,8 @@ async fn who_may_look_may_not_touch_and_nobody_reaches_another_namespace() {
     assert_eq!((code.as_u16(), said.contains("usbredir is not supported yet")), (400, true), "{said}");
     let cancel = "/apis/subresources.kubevirt.io/v1/namespaces/default/virtualmachines/a/evacuate/cancel";
     let body = json!({"evacuationNodeName": "n"});
-    assert_eq!(world.ask_as(&Who::new("editor", &[]), "PUT", cancel, Some(body)).await.0, 200);
+    let (code, said) = world.ask_as(&Who::new("editor", &[]), "PUT", cancel, Some(body)).await;
+    assert_eq!(code, 200, "{said}");
 }
 
 /// Resident memory of this process.

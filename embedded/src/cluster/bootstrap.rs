@@ -118,7 +118,10 @@ pub fn objects() -> Vec<Value> {
         "virtualmachines/removevolume",
         "virtualmachines/memorydump",
         "virtualmachines/removememorydump",
+        // The API server asks for the first word after the name alone, the gateway for all of them.
+        "virtualmachines/evacuate",
         "virtualmachines/evacuate/cancel",
+        "virtualmachineinstances/evacuate",
         "virtualmachineinstances/evacuate/cancel",
         "virtualmachineinstances/sev/setupsession",
         "virtualmachineinstances/sev/injectlaunchsecret",
