@@ -123,8 +123,7 @@ impl Set {
     fn plan_owners(&mut self, set: &SetView, out: &mut Vec<Command>) {
         let change = |m: &&Member| match m.controller() {
             Some(uid) => uid == set.meta.uid.as_str() && !set.selector.matches(&m.labels),
-            // One that has ended would be taken on only to be deleted.
-            None => set.selector.matches(&m.labels) && m.meta.deleting.is_none() && !m.phase.is_final(),
+            None => is_adoptable(set, m),
         };
         let changes: Vec<Member> =
             self.members.values().filter(|s| !s.is_doubted()).filter_map(|s| s.get()).filter(change).cloned().collect();
@@ -177,6 +176,12 @@ impl Set {
         self.members.values().filter(|s| s.get().is_none()).count()
     }
 
+    /// Strangers that are, or are about to be, taken on; not those of which that was refused.
+    fn joining(&self, set: &SetView) -> usize {
+        let willing = self.members.values().filter(|s| !s.is_doubted() && s.error().is_none()).filter_map(|s| s.get());
+        willing.filter(|m| is_adoptable(set, m)).count()
+    }
+
     /// Ended instances go at once; of those that count, as many as are too many.
     fn plan_deletions(&mut self, set: &SetView, out: &mut Vec<Command>) {
         let gone = self.leaving();
@@ -214,7 +219,8 @@ impl Set {
 
     fn plan_creations(&mut self, set: &SetView, out: &mut Vec<Command>) {
         let leaving = self.leaving();
-        let there = self.counting().filter(|m| !leaving.contains(m.meta.name.as_str())).count() + self.coming();
+        let counting = self.counting().filter(|m| !leaving.contains(m.meta.name.as_str())).count();
+        let there = counting + self.coming() + self.joining(set);
         let wanted = usize::try_from(set.replicas).unwrap_or(usize::MAX);
         let mut missing = wanted.saturating_sub(there);
         if missing == 0 {
@@ -327,6 +333,11 @@ impl Set {
         }
         w
     }
+}
+
+/// Nobody controls it, and it is as the set's own are. One that has ended would be taken on only to be deleted.
+fn is_adoptable(set: &SetView, m: &Member) -> bool {
+    m.controller().is_none() && set.selector.matches(&m.labels) && m.meta.deleting.is_none() && !m.phase.is_final()
 }
 
 /// Which instance goes first when there are too many: the one with no node, then one that does not run, then one that is not

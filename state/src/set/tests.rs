@@ -468,3 +468,16 @@ fn an_outcome_of_another_life_is_only_a_sight() {
     let read: super::Set = serde_json::from_value(written.clone()).unwrap();
     assert_eq!(serde_json::to_value(&read).unwrap(), written, "the cell can be written down whole");
 }
+
+#[test]
+fn a_stranger_that_is_about_to_be_taken_on_counts() {
+    let mut w = World::new(set(2));
+    w.vmi(
+        "x",
+        json!({"status": {"phase": "Running", "nodeName": "n1", "conditions": [{"type": "Ready", "status": "True"}]}}),
+    );
+    w.settle(60_000);
+    let count = |what: &str| w.writes.iter().filter(|x| x.starts_with(what)).count();
+    assert_eq!((count("adopt"), count("create"), count("delete")), (1, 1, 0), "{:?}", w.writes);
+    assert_eq!(w.alive().len(), 2);
+}
