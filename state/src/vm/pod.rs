@@ -115,6 +115,8 @@ impl Vm {
                 None | Some(DomainState::Absent) if self.current_pod().is_none_or(|p| p.meta.deleting.is_some()) => {
                     return;
                 }
+                // A write that says that it is over may be on its way: it would be true no more.
+                None | Some(DomainState::Absent) if self.verdict(&vmi).is_some() => return,
                 None | Some(DomainState::Absent) => InstructKind::Start,
                 Some(
                     DomainState::Deaf

@@ -10,6 +10,7 @@ mod instances;
 mod machines;
 mod nodes;
 mod properties;
+mod protocol;
 mod revisions;
 mod status;
 mod strategies;

@@ -8,7 +8,7 @@ use crate::vm::{
 use crate::{
     Timestamp,
     domain::{Cause, DomainState, InterfaceFacts, OsInfo, Outcome},
-    object::Kind,
+    object::{Kind, Settled},
     observe::Phase,
 };
 use serde_json::{Value, json};
@@ -478,6 +478,30 @@ fn the_outcome_of_an_instance_that_is_over_is_acknowledged_although_another_one_
     assert_eq!(w.phase(), "Running");
     assert!(w.launchers["pod-before"].acknowledged, "{:?}", w.writes);
     assert!(w.cell.outcomes.is_empty(), "nothing of it is left");
+}
+
+#[test]
+fn nothing_is_started_that_is_about_to_be_called_failed() {
+    let mut w = World::with(vm("Once"));
+    while w.phase() != "Scheduled" {
+        assert!(w.settle_one(), "{:?}", w.writes);
+    }
+    // Its agent cannot start it, and the write that says so is late.
+    let pod = pod_uid(&w);
+    w.kubelet = false;
+    w.launchers.get_mut(&pod).unwrap().lost = true;
+    w.answers.insert(Kind::VirtualMachineInstance, Settled::Unknown);
+    w.settle(5_000);
+    assert_eq!(w.phase(), "Scheduled");
+    // The next session would find that it can be started, after all.
+    w.launchers.get_mut(&pod).unwrap().lost = false;
+    w.connect();
+    w.settle(5_000);
+    assert_eq!(w.launchers[&pod].starts, 0);
+    w.answers.clear();
+    w.settle(60_000);
+    assert_eq!((w.phase().as_str(), vmi(&w)["status"]["reason"].as_str()), ("Failed", Some("StartFailed")));
+    assert_eq!(w.launchers[&pod].starts, 0);
 }
 
 #[test]
