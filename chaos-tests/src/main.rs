@@ -69,7 +69,7 @@ enum Command {
     },
     /// Lets controller and agent die before and after each of their effects in each canonical scenario.
     CrashPoints {
-        /// One scenario (start, stop, restart, delete, poweroff, crash); all without it.
+        /// One scenario (start, stop, restart, delete, poweroff, crash, scaleup, scaledown, membercrash); all without it.
         #[arg(long, value_parser = scenario)]
         scenario: Option<Scenario>,
         /// One point of that scenario, as in `agent:4:before`, and what happened there.

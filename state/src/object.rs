@@ -106,6 +106,22 @@ pub enum Settled<O> {
     Acked(crate::domain::AckResult),
 }
 
+impl<O> Settled<O> {
+    /// The same with another projection of the object.
+    pub fn map<P>(self, project: impl FnOnce(O) -> Option<P>) -> Settled<P> {
+        match self {
+            Self::Applied(o) => Settled::Applied(o.and_then(project)),
+            Self::Conflict => Settled::Conflict,
+            Self::Gone => Settled::Gone,
+            Self::Refused(r) => Settled::Refused(r),
+            Self::Busy { after } => Settled::Busy { after },
+            Self::Unknown => Settled::Unknown,
+            Self::Failed(r) => Settled::Failed(r),
+            Self::Acked(a) => Settled::Acked(a),
+        }
+    }
+}
+
 /// What a slot needs to know of a projection.
 pub trait Versioned {
     /// UID.

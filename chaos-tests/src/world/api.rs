@@ -94,7 +94,7 @@ pub enum Then {
     /// A command of a cell has ended; whether it was a write.
     Settle(CellId, CommandId, bool),
     /// The source of a creation was read.
-    Render(Key, CommandId, Recipe, Source, ObjectRef),
+    Render(CellId, CommandId, Recipe, Source, ObjectRef),
     /// The VMI that goes with an instruction was read.
     Instruct(Key, CommandId, NodeName, Instruction),
     /// The Lease was read, at this time asked for.
@@ -111,6 +111,20 @@ pub enum Then {
     Confirm(PodUid),
     /// An agent wrote the pod's condition.
     Unpaused(PodUid, bool),
+}
+
+impl Then {
+    pub(super) fn is_of_the_lease(&self) -> bool {
+        match self {
+            Self::LeaseRead(_) | Self::LeaseTaken(_) | Self::LeaseRenewed(_) | Self::LeaseReread => true,
+            Self::Settle(..)
+            | Self::Render(..)
+            | Self::Instruct(..)
+            | Self::Judge(_)
+            | Self::Confirm(_)
+            | Self::Unpaused(..) => false,
+        }
+    }
 }
 
 /// A call on its way.

@@ -101,7 +101,7 @@ impl World {
     /// Garbage collection: dependents whose owner is gone go, those of an owner that is orphaning stay.
     pub(super) fn collect(&mut self) {
         self.collecting = false;
-        let kinds = [Res::Vm, Res::Vmi, Res::Pod, Res::Revision];
+        let kinds = [Res::Set, Res::Vm, Res::Vmi, Res::Pod, Res::Revision];
         let all: Vec<Rc<Seen>> = kinds.into_iter().flat_map(|r| self.server.all(r)).collect();
         let there: BTreeSet<&str> = all.iter().map(|o| o.uid()).collect();
         let owner = |o: &'_ Seen| {

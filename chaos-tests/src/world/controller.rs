@@ -16,8 +16,9 @@ use std::{
     rc::Rc,
 };
 
-/// Kinds that a controller watches, in the order in which its cells are told of them at first.
-const WATCHED: [Res; 5] = [Res::Node, Res::Claim, Res::Pod, Res::Vmi, Res::Vm];
+/// Kinds that a controller watches, in the order in which its cells are told of them at first; the last one where there may be
+/// any, so that a seed without sets is what it was before there were some.
+const WATCHED: [Res; 6] = [Res::Node, Res::Claim, Res::Pod, Res::Vmi, Res::Vm, Res::Set];
 /// Who has not renewed for so long has lost the Lease.
 pub const LEASE: u64 = 15_000;
 /// Between two renewals.
@@ -108,7 +109,8 @@ impl World {
         *x = Controller { inc: x.inc + 1, alive: true, instance, ..Controller::new() };
         let me = self.proc_of(c);
         self.say(|| format!("{me:?} starts"));
-        for res in WATCHED {
+        let sets = !self.sets.is_empty();
+        for res in WATCHED.into_iter().filter(|r| *r != Res::Set || sets) {
             self.controllers[c].caches.insert(res, Cache::default());
             self.watch(me, res);
         }

@@ -7,6 +7,7 @@ use super::{
     mutants::Mutant,
     server::{Res, Seen},
     session::Down,
+    sets::{SetCell, sight},
     swarm::Fault,
 };
 use embedded::semantics::{Status, write::Part};
@@ -17,6 +18,7 @@ use state::{
     node,
     object::{CommandId, Kind, ObjectRef, Refusal, Settled},
     observe::{NodeView, Object},
+    set,
     vm::{ClusterConfig, Command, Fact, Input, Interest, NodeFact, Order, Patch, Recipe, Report, Sight, Source, Vm},
 };
 use std::{
@@ -30,6 +32,8 @@ use std::{
 pub enum CellId {
     /// A VM or bare VMI.
     Vm(Key),
+    /// A set of instances.
+    Set(Key),
     /// A node.
     Node(NodeName),
 }
@@ -38,6 +42,7 @@ pub enum CellId {
 #[derive(Debug, Clone)]
 pub(super) enum Entry {
     Vm(Key, Sight),
+    Set(Key, set::Sight),
     Node(Box<NodeView>),
     NodeGone(NodeName, Uid, bool),
 }
@@ -91,6 +96,7 @@ pub enum Link {
 #[derive(Default)]
 pub(super) struct Driver {
     vms: BTreeMap<Key, VmCell>,
+    pub(super) sets: BTreeMap<Key, SetCell>,
     nodes: BTreeMap<NodeName, NodeCell>,
     interested: BTreeMap<(String, Interest), BTreeSet<Key>>,
     deadlines: BTreeSet<(u64, CellId)>,
@@ -149,6 +155,9 @@ pub(super) fn present(seen: &Seen) -> Option<Entry> {
     if seen.res == Res::Node {
         return Some(Entry::Node(Box::new(seen.node()?.clone())));
     }
+    if seen.res == Res::Set {
+        return Some(Entry::Set(cell_of(seen), sight(seen)?));
+    }
     Some(Entry::Vm(cell_of(seen), Sight::Present(object(seen)?)))
 }
 
@@ -157,6 +166,10 @@ pub(super) fn absent(seen: &Seen, deleted: bool) -> Option<Entry> {
         return Some(Entry::NodeGone(seen.name().into(), seen.uid().into(), deleted));
     }
     let r = reference(seen)?;
+    if seen.res == Res::Set {
+        let sight = if deleted { set::Sight::Gone(r) } else { set::Sight::Vanished(r) };
+        return Some(Entry::Set(cell_of(seen), sight));
+    }
     Some(Entry::Vm(cell_of(seen), if deleted { Sight::Gone(r) } else { Sight::Vanished(r) }))
 }
 
@@ -206,9 +219,11 @@ impl World {
                     let interest = (key.namespace.clone(), Interest::Claim(key.name));
                     self.tell(c, &interest, &Input::Observed(sight));
                 } else {
+                    self.show_sets(c, &key, &sight);
                     self.input(c, key, Input::Observed(sight));
                 }
             }
+            Entry::Set(key, sight) => self.set_step(c, key, set::Input::Observed(sight)),
             Entry::Node(view) => {
                 let name = NodeName(view.meta.name.clone());
                 self.node_step(c, &name, node::Input::Observed { node: *view, live: false });
@@ -232,13 +247,14 @@ impl World {
             }
             match cell {
                 CellId::Vm(key) => self.input(c, key, Input::Elapsed),
+                CellId::Set(key) => self.set_step(c, key, set::Input::Elapsed),
                 CellId::Node(name) => self.node_step(c, &name, node::Input::Elapsed),
             }
         }
         self.drain(c);
     }
 
-    fn arm(&mut self, c: usize, cell: CellId, at: u64) {
+    pub(super) fn arm(&mut self, c: usize, cell: CellId, at: u64) {
         let me = self.proc_of(c);
         let Some(d) = self.driver(c) else { return };
         d.disarm(&cell);
@@ -284,7 +300,7 @@ impl World {
             let commands = cell.machine.step(&configured);
             d.vms.insert(key.clone(), cell);
             self.steps += 1;
-            self.carry_out(c, key, commands);
+            self.carry_out(c, &CellId::Vm(key.clone()), commands);
         }
         let Some(cell) = self.driver(c).and_then(|d| d.vms.get_mut(key)) else { return };
         if cell.machine.knows(&input) {
@@ -306,7 +322,7 @@ impl World {
         if changed {
             self.reinterest(c, key, &old, if empty { BTreeSet::new() } else { interests });
         }
-        self.carry_out(c, key, commands);
+        self.carry_out(c, &CellId::Vm(key.clone()), commands);
         if empty && let Some(d) = self.driver(c) {
             d.vms.remove(key);
             d.disarm(&CellId::Vm(key.clone()));
@@ -349,20 +365,24 @@ impl World {
         }
     }
 
-    fn carry_out(&mut self, c: usize, key: &Key, commands: Vec<Command>) {
+    /// Carries out what a Vm or Set cell asks for.
+    pub(super) fn carry_out(&mut self, c: usize, cell: &CellId, commands: Vec<Command>) {
         for command in commands {
             if self.controllers[c].driver.is_none() {
                 return;
             }
             let me = self.proc_of(c);
             let leads = self.controllers[c].leads(self.now);
-            let cell = CellId::Vm(key.clone());
+            let cell = cell.clone();
             match command {
                 Command::Wake { at } => self.arm(c, cell, at.0),
                 Command::Note(note) => {
                     *self.ghost.notes.entry(note.reason).or_default() += 1;
                 }
-                Command::Instruct { id, node, order } => self.instruct(c, key, id, &node, order),
+                Command::Instruct { id, node, order } => match &cell {
+                    CellId::Vm(key) => self.instruct(c, key, id, &node, order),
+                    CellId::Set(_) | CellId::Node(_) => self.violated("S8", format!("{cell:?} instructs an agent")),
+                },
                 Command::Create { id, .. }
                 | Command::Patch { id, .. }
                 | Command::Delete { id, .. }
@@ -378,7 +398,7 @@ impl World {
                         source.object.namespace.clone(),
                         source.object.name.clone(),
                     );
-                    self.call(me, get, Then::Render(key.clone(), id, recipe, source, target));
+                    self.call(me, get, Then::Render(cell, id, recipe, source, target));
                 }
                 Command::Patch { id, patch } => self.patch(c, cell, id, patch),
                 Command::Delete { id, target } => {
@@ -388,6 +408,11 @@ impl World {
                     self.write(c, verb, Then::Settle(cell, id, true));
                 }
                 Command::Confirm { id, target } => {
+                    if let Some(old) = self.cached_set(c, &target).filter(|_| self.is(Mutant::SetsFromTheCache)) {
+                        let answer = Action::Answer(me, Then::Settle(cell, id, false), Said::Object(old));
+                        self.after(1, answer);
+                        continue;
+                    }
                     let get = Verb::Get(Res::of(target.kind), target.namespace, target.name);
                     self.call(me, get, Then::Settle(cell, id, false));
                 }
@@ -446,6 +471,8 @@ impl World {
     pub(super) fn settle(&mut self, c: usize, cell: CellId, id: CommandId, result: Settled<Object>) {
         match cell {
             CellId::Vm(key) => self.input(c, key, Input::Settled { id, result }),
+            // What a server sent goes the other way.
+            CellId::Set(key) => self.set_step(c, key, set::Input::Settled { id, result: result.map(|_| None) }),
             CellId::Node(_) => {}
         }
         self.drain(c);
@@ -464,12 +491,22 @@ impl World {
                 let result = settled(said, writes, object);
                 self.settle(c, CellId::Vm(key), id, result);
             }
+            Then::Settle(CellId::Set(key), id, writes) => {
+                if let Said::Object(o) = said {
+                    self.controllers[c].note(o);
+                }
+                let result = settled(said, writes, sight);
+                self.set_step(c, key, set::Input::Settled { id, result });
+                self.drain(c);
+            }
             Then::Settle(CellId::Node(name), id, writes) => {
                 let result = settled(said, writes, |o| o.node().cloned());
                 self.node_step(c, &name, node::Input::Settled { id, result });
                 self.drain(c);
             }
-            Then::Render(key, id, recipe, source, target) => self.rendered(c, key, id, &recipe, &source, target, said),
+            Then::Render(cell, id, recipe, source, target) => {
+                self.rendered(c, cell, id, &recipe, &source, target, said);
+            }
             Then::Instruct(key, id, node, instruction) => {
                 let vmi = match said {
                     Said::Object(o) if o.uid() == instruction.vmi.as_str() => Ok(o.clone()),
@@ -514,14 +551,13 @@ impl World {
     fn rendered(
         &mut self,
         c: usize,
-        key: Key,
+        cell: CellId,
         id: CommandId,
         recipe: &Recipe,
         source: &Source,
         target: ObjectRef,
         said: &Said,
     ) {
-        let cell = CellId::Vm(key);
         let raw = match said {
             Said::Object(o) if o.uid() == source.object.uid.as_str() && o.revision == source.rv.0 => o,
             Said::Object(_) => return self.settle(c, cell, id, Settled::Conflict),
@@ -536,6 +572,10 @@ impl World {
         match state::render::render(recipe, &target, &raw.value) {
             Ok(mut body) => {
                 if self.is(Mutant::RandomPodName) && target.kind == Kind::Pod {
+                    let suffix = self.dice.below(1 << 32);
+                    body["metadata"]["name"] = json!(format!("{}-{suffix:x}", target.name));
+                }
+                if self.is(Mutant::RandomMemberName) && matches!(recipe, Recipe::Member { .. }) {
                     let suffix = self.dice.below(1 << 32);
                     body["metadata"]["name"] = json!(format!("{}-{suffix:x}", target.name));
                 }
@@ -692,10 +732,11 @@ impl World {
         self.drain(c);
     }
 
-    /// Keys of the leader's Vm cells and what they wait for.
+    /// Keys of the leader's Vm and Set cells and what they wait for.
     pub(super) fn waits(&self, c: usize) -> Vec<String> {
-        let cells = self.controllers.get(c).and_then(|x| x.driver.as_ref()).into_iter().flat_map(|d| &d.vms);
-        cells.map(|(k, cell)| format!("{k}: {:?}", cell.machine.waits())).collect()
+        let Some(d) = self.controllers.get(c).and_then(|x| x.driver.as_ref()) else { return vec![] };
+        let vms = d.vms.iter().map(|(k, cell)| format!("{k}: {:?}", cell.machine.waits()));
+        vms.chain(d.sets.iter().map(|(k, cell)| format!("{k}: {:?}", cell.machine.waits()))).collect()
     }
 
     /// Slower than usual, now and then.
@@ -705,7 +746,7 @@ impl World {
 }
 
 impl Driver {
-    fn disarm(&mut self, cell: &CellId) {
+    pub(super) fn disarm(&mut self, cell: &CellId) {
         if let Some(at) = self.armed.remove(cell) {
             self.deadlines.remove(&(at, cell.clone()));
         }
@@ -741,7 +782,7 @@ fn told(input: &Input) -> String {
     }
 }
 
-fn brief(command: &Command) -> String {
+pub(super) fn brief(command: &Command) -> String {
     match command {
         Command::Create { target, .. } => format!("create {}", target.kind.name()),
         Command::Patch { patch, .. } => format!("patch {} {} {}", patch.target.kind.name(), patch.why, patch.body),

@@ -72,6 +72,8 @@ pub struct Ghost {
     pub unfounded: Vec<String>,
     /// Domains that began without authority.
     pub unauthorised: Vec<String>,
+    /// Sets that made more than anybody ever wanted.
+    pub surplus: Vec<String>,
     /// Instances that are called ended and run.
     pub alive: Vec<String>,
     /// Guests that were stopped by nobody's wish.
@@ -112,7 +114,7 @@ impl Ghost {
     }
 
     /// Whether a version of this object was like that.
-    fn was(&self, uid: &str, since: u64, like: impl Fn(&Seen) -> bool) -> bool {
+    pub(super) fn was(&self, uid: &str, since: u64, like: impl Fn(&Seen) -> bool) -> bool {
         let versions = self.history.get(uid).map(Vec::as_slice).unwrap_or_default();
         // The version that was current at `since` counts too.
         let from = versions.partition_point(|v| v.revision <= since).saturating_sub(1);
@@ -153,11 +155,14 @@ impl Ghost {
             self.last_write = at;
         }
         match now.res {
-            Res::Vm | Res::Vmi => self.history.entry(uid.clone()).or_default().push(now.clone()),
-            Res::Pod | Res::Set | Res::Revision | Res::Claim | Res::Node | Res::Lease => {}
+            Res::Vm | Res::Vmi | Res::Set => self.history.entry(uid.clone()).or_default().push(now.clone()),
+            Res::Pod | Res::Revision | Res::Claim | Res::Node | Res::Lease => {}
         }
         match now.res {
             Res::Vmi if !commit.gone => {
+                if commit.before.is_none() && by_controller {
+                    self.makes_member(now);
+                }
                 let active = now.value.pointer("/status/activePods").and_then(Value::as_object);
                 if let Some(pods) = active {
                     self.authorised.entry(uid.clone()).or_default().extend(pods.keys().cloned());
@@ -256,7 +261,10 @@ impl Ghost {
             Kind::VirtualMachineInstance => {
                 let uid = target.uid.as_str();
                 let Some(vmi) = self.history.get(uid).and_then(|h| h.last()).cloned() else { return };
-                let Some((_, _, vm)) = vmi.owner() else { return };
+                let Some((kind, _, vm)) = vmi.owner() else { return };
+                if kind == Kind::VirtualMachineInstanceReplicaSet.name() {
+                    return self.deletes_member(&vmi, vm);
+                }
                 let own = self.was(uid, 0, is_final);
                 let wish = |vm: &Seen| {
                     vm.deleting()

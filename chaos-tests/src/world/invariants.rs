@@ -20,6 +20,7 @@ pub const SAFETY: &[(&str, Check)] = &[
     ("S12", check_s12),
     ("S15", check_s15),
     ("S17", check_s17),
+    ("S23", check_s23),
 ];
 
 fn none(offences: &[String]) -> Result<(), String> {
@@ -132,6 +133,11 @@ pub struct Quiet<'a> {
     pub led: bool,
 }
 
+/// S23: a set never makes more instances than it was ever told to have.
+pub fn check_s23(w: &Ghost) -> Result<(), String> {
+    none(&w.surplus)
+}
+
 /// L1: once faults have stopped and wishes stand still, what is there is what was asked for, and nothing moves any more.
 pub fn check_l1(q: &Quiet<'_>) -> Result<(), String> {
     if !q.led {
@@ -147,6 +153,9 @@ pub fn check_l1(q: &Quiet<'_>) -> Result<(), String> {
     }
     for name in q.names {
         machine_is_right(q.ghost, name).map_err(|e| format!("machine {name}: {e}"))?;
+    }
+    for set in q.ghost.all(Res::Set) {
+        q.ghost.set_is_right(set).map_err(|e| format!("set {}: {e}", set.name()))?;
     }
     let vmis: BTreeSet<&str> = q.ghost.all(Res::Vmi).map(|v| v.uid()).collect();
     for pod in q.ghost.all(Res::Pod) {

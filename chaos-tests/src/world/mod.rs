@@ -4,7 +4,7 @@
 //! | what | how it is here |
 //! |---|---|
 //! | API server | the embedded server's semantics on its own store ([`server`]); calls are lost, late, repeated ([`api`]) |
-//! | controllers | two processes with a Lease, each with the real Vm and Node cells ([`controller`], [`driver`]) |
+//! | controllers | two processes with a Lease, each with the real Vm, Set and Node cells ([`controller`], [`driver`], [`sets`]) |
 //! | sessions | messages in order, until cut ([`session`]) |
 //! | node agents | the real Agent cells and the real admission of sessions; files as a model of a disk ([`agent`]) |
 //! | launchers | the real latch; guests that obey or not ([`node`]) |
@@ -31,6 +31,7 @@ pub mod node;
 pub mod run;
 pub mod server;
 pub mod session;
+pub mod sets;
 pub mod swarm;
 pub mod users;
 
@@ -158,6 +159,8 @@ pub struct World {
     scheduling: bool,
     collecting: bool,
     names: Vec<String>,
+    /// Names of sets.
+    sets: Vec<String>,
     ghost: Ghost,
     mutant: Option<Mutant>,
     crash: Option<CrashPoint>,
@@ -189,6 +192,7 @@ impl World {
             scheduling: false,
             collecting: false,
             names: vec![],
+            sets: vec![],
             ghost: Ghost::default(),
             mutant: None,
             crash: None,

@@ -40,6 +40,10 @@ pub enum Mutant {
     WakesLost,
     /// Caches do not tell of deletions [L1].
     DeletionsUnheard,
+    /// A live read of a set is answered from the cache [S10].
+    SetsFromTheCache,
+    /// Instances of sets get random names [S23].
+    RandomMemberName,
 }
 
 impl Mutant {
@@ -59,13 +63,25 @@ impl Mutant {
         (Self::AbsenceIsStray, "S17"),
         (Self::WakesLost, "L1"),
         (Self::DeletionsUnheard, "L1"),
+        (Self::SetsFromTheCache, "S10"),
+        (Self::RandomMemberName, "S23"),
     ];
+
+    /// It shows where there are sets.
+    pub fn needs_sets(self) -> bool {
+        matches!(self, Self::SetsFromTheCache | Self::RandomMemberName)
+    }
 
     /// Faults under which it shows, where those that seeds draw are seldom the ones.
     pub fn swarm(self) -> Option<Swarm> {
         match self {
-            Self::RandomPodName => Some(Swarm::none().with(Fault::LostReply, 400).with(Fault::WatchDropped, 500)),
+            Self::RandomPodName | Self::RandomMemberName => {
+                Some(Swarm::none().with(Fault::LostReply, 400).with(Fault::WatchDropped, 500))
+            }
             Self::AbsenceIsEvidence => Some(Swarm::none().with(Fault::StaleServer, 800).with(Fault::WatchDropped, 300)),
+            Self::SetsFromTheCache => {
+                Some(Swarm::none().with(Fault::StaleServer, 800).with(Fault::ControllerCrash, 100))
+            }
             Self::LatchOff
             | Self::NoFinalizer
             | Self::LauncherForgets

@@ -11,6 +11,8 @@ use std::collections::BTreeMap;
 
 /// From the end of all faults until everything has to be right: the longest back-off of a machine, and a generous rest.
 const CONVERGE: u64 = 520_000;
+/// Quiet for so long is at rest, where nothing is planned.
+const QUIET: u64 = 61_000;
 /// How long people and faults are at work.
 const TROUBLE: u64 = 150_000;
 
@@ -62,7 +64,16 @@ pub fn seed(seed: u64, options: &Options) -> Outcome {
     let machines = dice.between(1, 3);
     w.say(|| format!("seed {seed}: {nodes} nodes, {machines} machines, faults: {swarm}"));
     w.names = (0..machines).map(|i| format!("vm-{i}")).collect();
+    // One seed in four has a set, drawn apart.
+    let mut apart = Dice::new(seed ^ 0x5e75);
+    let replicas = apart.below(4);
+    if apart.chance(250) || options.mutant.is_some_and(Mutant::needs_sets) {
+        w.sets = vec!["set-0".into()];
+    }
     w.until(BEGIN + 3000);
+    for name in w.sets.clone() {
+        w.deed(&Deed::CreateSet(name, replicas));
+    }
     for name in w.names.clone() {
         let strategy = dice.pick(&STRATEGIES).copied().unwrap_or("Always");
         w.deed(&Deed::Create(name, strategy));
@@ -89,7 +100,10 @@ fn finish(mut w: World, seed: u64, swarm: Swarm) -> Outcome {
         w.agenda.remove(&k);
     }
     let end = w.now + CONVERGE;
-    w.until(end);
+    while w.now < end && !w.rests(end) {
+        let next = (w.now + 1000).min(end);
+        w.until(next);
+    }
     if let Err(text) = w.check_quiet() {
         w.violated("L1", text);
     }
@@ -103,6 +117,21 @@ fn finish(mut w: World, seed: u64, swarm: Swarm) -> Outcome {
         violations: std::mem::take(&mut w.violations),
         log: w.record.take().unwrap_or_default(),
         swarm,
+    }
+}
+
+impl World {
+    /// Nothing has happened for a while but what happens periodically, and nothing else will until `end`: time changes nothing
+    /// any more.
+    fn rests(&self, end: u64) -> bool {
+        let periodic = |a: &Action| match a {
+            Action::LeaseTick(_) | Action::Heartbeat(_) | Action::Lifecycle => true,
+            Action::Arrive(call) => call.then.is_of_the_lease(),
+            Action::Answer(_, then, _) => then.is_of_the_lease(),
+            _ => false,
+        };
+        self.now.saturating_sub(self.ghost.last_write.max(self.ghost.last_call)) > QUIET
+            && self.agenda.range(..=(end, u64::MAX)).all(|(_, a)| periodic(a))
     }
 }
 
@@ -121,16 +150,35 @@ pub enum Scenario {
     PowerOff,
     /// Its hypervisor crashes; it is to be run again on failures alone.
     Crash,
+    /// A set of two instances shall have three.
+    ScaleUp,
+    /// It shall have one.
+    ScaleDown,
+    /// The hypervisor of one of its instances crashes.
+    MemberCrash,
 }
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Scenario; 6] = [Self::Start, Self::Stop, Self::Restart, Self::Delete, Self::PowerOff, Self::Crash];
+    pub const ALL: [Scenario; 9] = [
+        Self::Start,
+        Self::Stop,
+        Self::Restart,
+        Self::Delete,
+        Self::PowerOff,
+        Self::Crash,
+        Self::ScaleUp,
+        Self::ScaleDown,
+        Self::MemberCrash,
+    ];
 
-    fn strategy(self) -> &'static str {
+    /// What is there before something happens.
+    fn prepare(self) -> Deed {
+        let machine = |strategy| Deed::Create("vm-0".into(), strategy);
         match self {
-            Self::Start | Self::Stop | Self::Restart | Self::Delete => "Always",
-            Self::PowerOff | Self::Crash => "RerunOnFailure",
+            Self::Start | Self::Stop | Self::Restart | Self::Delete => machine("Always"),
+            Self::PowerOff | Self::Crash => machine("RerunOnFailure"),
+            Self::ScaleUp | Self::ScaleDown | Self::MemberCrash => Deed::CreateSet("set-0".into(), 2),
         }
     }
 
@@ -138,7 +186,8 @@ impl Scenario {
     fn starts(self) -> u32 {
         match self {
             Self::Start | Self::Stop | Self::Delete | Self::PowerOff => 1,
-            Self::Restart | Self::Crash => 2,
+            Self::Restart | Self::Crash | Self::ScaleDown => 2,
+            Self::ScaleUp | Self::MemberCrash => 3,
         }
     }
 }
@@ -147,13 +196,16 @@ impl Scenario {
 pub fn scenario(which: Scenario, crash: Option<CrashPoint>, record: bool) -> (Outcome, [u64; 2]) {
     let mut w = World::new(7, Swarm::none(), 1, 2);
     w.record = record.then(Vec::new);
-    w.names = vec!["vm-0".into()];
+    match which.prepare() {
+        Deed::CreateSet(name, _) => w.sets = vec![name],
+        _ => w.names = vec!["vm-0".into()],
+    }
     w.until(BEGIN + 3000);
     if which == Scenario::Start {
         w.crash = crash;
         w.effects = [0, 0];
     }
-    w.deed(&Deed::Create("vm-0".into(), which.strategy()));
+    w.deed(&which.prepare());
     let settled = w.now + 20_000;
     w.until(settled);
     if which != Scenario::Start {
@@ -166,12 +218,14 @@ pub fn scenario(which: Scenario, crash: Option<CrashPoint>, record: bool) -> (Ou
         Scenario::Stop => drop(w.deed(&Deed::Stop(name(), None))),
         Scenario::Restart => drop(w.deed(&Deed::Restart(name()))),
         Scenario::Delete => drop(w.deed(&Deed::Delete(name(), true))),
-        Scenario::PowerOff | Scenario::Crash => {
+        Scenario::ScaleUp => drop(w.deed(&Deed::Scale("set-0".into(), 3))),
+        Scenario::ScaleDown => drop(w.deed(&Deed::Scale("set-0".into(), 1))),
+        Scenario::PowerOff | Scenario::Crash | Scenario::MemberCrash => {
             let event = match which {
                 Scenario::PowerOff => super::node::LauncherEvent::PoweredOff,
                 _ => super::node::LauncherEvent::Crashed,
             };
-            for (pod, _) in w.guests(0) {
+            for (pod, _) in w.guests(0).into_iter().take(1) {
                 w.end_guest(0, &pod, event);
             }
         }

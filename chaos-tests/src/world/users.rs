@@ -42,6 +42,12 @@ pub enum Deed {
     Label(String, u64),
     /// Take the label away by which the agent finds the instance.
     Unlabel(String),
+    /// A set of so many instances.
+    CreateSet(String, u64),
+    /// So many instances instead.
+    Scale(String, u64),
+    /// Delete a set, its instances too or not.
+    DeleteSet(String, bool),
 }
 
 /// Strategies that are drawn.
@@ -55,7 +61,7 @@ pub fn machine(name: &str, strategy: &str, grace: u64) -> Value {
     })
 }
 
-fn spec(grace: u64) -> Value {
+pub(super) fn spec(grace: u64) -> Value {
     json!({"domain": {"memory": {"guest": "64Mi"}, "devices": {}}, "terminationGracePeriodSeconds": grace})
 }
 
@@ -164,11 +170,13 @@ impl World {
                 }
                 done
             }
-            Deed::Delete(name, all) => {
-                let propagation = if *all { Propagation::Background } else { Propagation::Orphan };
-                let options = DeleteOptions { propagation: Some(propagation), ..DeleteOptions::default() };
-                self.serve(Verb::Delete(Res::Vm, NS.into(), name.clone(), options), None).is_ok()
+            Deed::Delete(name, all) => self.delete_owner(Res::Vm, name, *all),
+            Deed::CreateSet(name, replicas) => self.create_set(name, *replicas),
+            Deed::Scale(name, replicas) => {
+                let body = json!({"spec": {"replicas": replicas}});
+                self.serve(Verb::merge(Res::Set, NS, name, Part::Main, body), None).is_ok()
             }
+            Deed::DeleteSet(name, all) => self.delete_owner(Res::Set, name, *all),
             Deed::DeleteInstance(name) => self.serve(Verb::delete(Res::Vmi, NS, name, ""), None).is_ok(),
             Deed::DeletePod(name, force) => match self.pod_of(name) {
                 Some(pod) if *force => {
@@ -195,6 +203,12 @@ impl World {
         };
         self.publish(None);
         done
+    }
+
+    fn delete_owner(&mut self, res: Res, name: &str, all: bool) -> bool {
+        let propagation = if all { Propagation::Background } else { Propagation::Orphan };
+        let options = DeleteOptions { propagation: Some(propagation), ..DeleteOptions::default() };
+        self.serve(Verb::Delete(res, NS.into(), name.into(), options), None).is_ok()
     }
 
     fn set_strategy(&mut self, name: &str, strategy: &str) -> bool {
@@ -247,6 +261,9 @@ impl World {
 
     /// A random deed about a random machine, and the next one after a while.
     pub(super) fn user(&mut self) {
+        if !self.sets.is_empty() && self.dice.chance(400) {
+            return self.user_of_sets();
+        }
         let Some(name) = self.dice.pick(&self.names.clone()).cloned() else { return };
         let grace = self.dice.chance(300).then_some(0);
         let strategy = self.dice.pick(&STRATEGIES).copied().unwrap_or("Always");
