@@ -42,6 +42,7 @@ const ONCE: &[(u64, &str)] = &[
     (3825, "a launcher was thought to be of a boot whose session was over before the launcher began"),
     (3969, "a launcher was thought to be of a boot whose session outlived it"),
     (4728, "a launcher was thought to be of a boot that was over before it began"),
+    (9283, "a guest was started while the write that called it failed was on its way"),
     (
         4835,
         "a guest that was about to run was declared dead by the removal of its pod, which the world had not noticed",
