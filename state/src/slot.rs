@@ -18,7 +18,7 @@ const BACKOFF_LAST: Millis = Millis::secs(30);
 const USELESS_PAUSE: Millis = Millis::secs(30);
 
 /// Of the body of a patch, but for the version that it is of. Two bodies that share one cost a pause, so 64 bits are plenty.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct Digest(u64);
 
 impl Digest {
@@ -78,6 +78,12 @@ pub struct Slot<T> {
     error: Option<Refusal>,
     #[serde(deserialize_with = "digested")]
     last_body: Option<Digest>,
+    /// The version that it was for.
+    #[serde(default)]
+    last_rv: ResourceVersion,
+    /// What the server called a conflict, and the version that it was for.
+    #[serde(default)]
+    contested: Option<(Digest, ResourceVersion)>,
 }
 
 impl<T> Default for Slot<T> {
@@ -95,6 +101,8 @@ impl<T> Default for Slot<T> {
             not_before: Timestamp::default(),
             error: None,
             last_body: None,
+            last_rv: ResourceVersion::default(),
+            contested: None,
         }
     }
 }
@@ -223,6 +231,12 @@ impl<T: Versioned> Slot<T> {
         self.last_body = None;
     }
 
+    /// The server says that somebody else was faster: look, and try again at once if that is so.
+    pub fn conflict(&mut self) {
+        self.contested = self.last_body.map(|body| (body, self.last_rv));
+        self.doubt();
+    }
+
     /// The next command has to be a live read.
     pub fn is_doubted(&self) -> bool {
         self.doubt
@@ -260,7 +274,8 @@ impl<T: Versioned> Slot<T> {
         self.gone(&Uid::default())
     }
 
-    /// Remembers what is written. The same body twice in a row has no effect: the second is delayed.
+    /// Remembers what is written. The same body twice in a row has no effect: the second is delayed. So is one that was called a
+    /// conflict where a look has shown that nobody was faster.
     pub fn writes(&mut self, body: &Value, now: Timestamp) -> bool {
         let digest = Digest::of(body);
         if self.last_body == Some(digest) {
@@ -268,7 +283,12 @@ impl<T: Versioned> Slot<T> {
             self.not_before = now.after(USELESS_PAUSE);
             return false;
         }
-        self.last_body = Some(digest);
+        let rv = self.rv();
+        if self.contested.take() == Some((digest, rv)) {
+            self.failed(now, None);
+            return false;
+        }
+        (self.last_body, self.last_rv) = (Some(digest), rv);
         true
     }
 

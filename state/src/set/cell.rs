@@ -373,7 +373,8 @@ impl Set {
                 self.set.doubt();
             }
             Settled::Gone if *what == What::ConfirmSet => self.lost_set(&Uid::default()),
-            Settled::Gone | Settled::Conflict => self.set.doubt(),
+            Settled::Gone => self.set.doubt(),
+            Settled::Conflict => self.set.conflict(),
             Settled::Refused(r) => self.set.failed(now, Some(r.clone())),
             Settled::Failed(r) => {
                 self.set.failed(now, Some(r.clone()));

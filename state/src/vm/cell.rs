@@ -521,7 +521,7 @@ impl Vm {
                 | What::ReadRevision(_)
                 | What::Instruct(_)
                 | What::Acknowledge(..) => {
-                    self.each(at, Verb::Doubt);
+                    self.each(at, Verb::Conflict);
                     // The name may be taken, or the source may be another than we know.
                     match what {
                         What::CreateVmi => self.vm.doubt(),
@@ -633,6 +633,7 @@ impl Vm {
                     Verb::Succeeded => $slot.succeeded(),
                     Verb::Failed => $slot.failed(self.now, None),
                     Verb::Doubt => $slot.doubt(),
+                    Verb::Conflict => $slot.conflict(),
                 }
             };
         }
@@ -718,6 +719,7 @@ enum Verb {
     Succeeded,
     Failed,
     Doubt,
+    Conflict,
 }
 
 impl Machine for Vm {
