@@ -275,8 +275,13 @@ class Bench:
             time.sleep(3)
             steps = floor_steps(plane, "one", "vm-0")
             plane.stop("controller")
-            self.journal(plane, journal_runs, journal_vms)
-            plane.stop("nodes")
+            try:
+                self.journal(plane, journal_runs, journal_vms)
+            except Failed as problem:
+                # The floor does not need it.
+                self.say("**journal: did not come to its end**", str(problem))
+            for name in list(plane.children):
+                plane.stop(name)
             for count, clients in [(20, 1)] + [(size, CLIENTS) for size in sizes]:
                 namespace = f"floor-{count}-{clients}"
                 plane.namespace(namespace)
