@@ -1,8 +1,10 @@
 //! Reading and patching objects as they are, through the untyped side of the client.
 
+use crate::admission::{Objects, Wanted};
 use crate::limits;
 use crate::status::Status;
 use serde_json::{Value, json};
+use state::object::Pattern;
 
 /// A kind that the gateway reads or changes, with its name in error messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,6 +25,35 @@ pub(crate) const SET: Resource = Resource {
 };
 pub(crate) const NODE: Resource = Resource { what: "node", prefix: "/api/v1", plural: "nodes" };
 pub(crate) const POD: Resource = Resource { what: "pod", prefix: "/api/v1", plural: "pods" };
+
+/// What admission reads by the name of a kind.
+const READ: [Resource; 9] = [
+    pattern(Pattern::Instancetype),
+    pattern(Pattern::ClusterInstancetype),
+    pattern(Pattern::Preference),
+    pattern(Pattern::ClusterPreference),
+    Resource { what: "ControllerRevision", prefix: "/apis/apps/v1", plural: "controllerrevisions" },
+    Resource { what: "PersistentVolumeClaim", prefix: "/api/v1", plural: "persistentvolumeclaims" },
+    Resource { what: "DataVolume", prefix: "/apis/cdi.kubevirt.io/v1beta1", plural: "datavolumes" },
+    Resource { what: "DataSource", prefix: "/apis/cdi.kubevirt.io/v1beta1", plural: "datasources" },
+    Resource { what: "VolumeSnapshot", prefix: "/apis/snapshot.storage.k8s.io/v1", plural: "volumesnapshots" },
+];
+
+const fn pattern(p: Pattern) -> Resource {
+    Resource { what: p.name(), prefix: "/apis/instancetype.kubevirt.io/v1beta1", plural: p.plural() }
+}
+
+/// Reads what admission asked for.
+pub(crate) async fn find(client: &kube::Client, wanted: Vec<Wanted>, objects: &mut Objects) -> Result<(), Status> {
+    for one in wanted {
+        let found = match READ.into_iter().find(|r| r.what == one.kind) {
+            Some(resource) => get(client, resource, &one.namespace, &one.name).await?,
+            None => None,
+        };
+        objects.insert(one, found);
+    }
+    Ok(())
+}
 
 impl Resource {
     fn path(self, namespace: &str, name: &str) -> String {

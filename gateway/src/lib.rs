@@ -26,6 +26,7 @@ mod webhook;
 
 use std::sync::Arc;
 
+use admission::Objects;
 use futures::future::BoxFuture;
 
 pub use admission::{AdmissionInput, AdmissionOutput, Operation, Settings, User};
@@ -119,6 +120,23 @@ fn new_trace() -> String {
     context.to_string()
 }
 
+impl Inner {
+    /// What a pure function answers once it has the objects that it asks for.
+    pub(crate) async fn among_objects<R>(&self, ask: impl Fn(&Objects) -> R) -> Result<R, Status> {
+        let mut objects = Objects::default();
+        // Each round reads what the one before asked for.
+        for _ in 0..limits::LOOKUPS {
+            let answer = ask(&objects);
+            let missing = objects.missing();
+            if missing.is_empty() {
+                return Ok(answer);
+            }
+            kubernetes::find(&self.config.client, missing, &mut objects).await?;
+        }
+        Err(Status::internal("the answer depends on ever more objects"))
+    }
+}
+
 impl Gateway {
     /// Makes a gateway; nothing is connected before it is needed.
     pub fn new(config: Config) -> Self {
@@ -130,15 +148,21 @@ impl Gateway {
     ///
     /// # Errors
     /// 422 with causes for wrong fields; 400 for what is no object.
-    pub fn admit(&self, input: AdmissionInput) -> Result<AdmissionOutput, Status> {
+    pub async fn admit(&self, input: AdmissionInput) -> Result<AdmissionOutput, Status> {
         let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
-        let context = admission::Context {
-            settings: &self.inner.config.settings,
-            now: &now,
-            uuid: &|| uuid::Uuid::new_v4().to_string(),
-            trace: &new_trace,
-        };
-        admission::admit(input, &context)
+        // One write is one trace, however often it is asked.
+        let trace = std::sync::OnceLock::new();
+        let answer = self.inner.among_objects(|objects| {
+            let context = admission::Context {
+                settings: &self.inner.config.settings,
+                now: &now,
+                uuid: &|| uuid::Uuid::new_v4().to_string(),
+                trace: &|| trace.get_or_init(new_trace).clone(),
+                objects,
+            };
+            admission::admit(input.clone(), &context)
+        });
+        answer.await?
     }
 
     /// Judges the eviction of a pod, as a webhook on `pods/eviction` is asked: `pod` is the pod itself, where whoever asks has

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 /// Bodies of subresource requests are options of a few fields.
 pub const BODY: usize = 1 << 20;
+/// Rounds in which an answer may ask for further objects; the longest chain is a volume's over its DataVolume and DataSource.
+pub const LOOKUPS: usize = 8;
 /// How often a change is decided anew because the object changed meanwhile; the controller writes a VM a few times a second.
 pub const CONFLICTS: u32 = 8;
 /// Reaching an agent: a node that does not answer in this time is told as such.

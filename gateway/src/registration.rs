@@ -12,6 +12,7 @@
 use base64::Engine;
 use kube::Client;
 use serde_json::{Value, json};
+use state::object::Pattern;
 
 use crate::kubernetes::call;
 use crate::{Status, VERSIONS, webhook};
@@ -80,11 +81,12 @@ fn webhooks(service: &Value, path: &str, unasked: &[String]) -> Value {
     groups.retain(|group| *group != IMPORTER);
     groups.dedup();
     let own = [api::names::GROUP];
-    let kept = ["virtualmachines", "virtualmachineinstancereplicasets"];
+    let mut kept = vec!["virtualmachines", "virtualmachineinstancereplicasets"];
+    kept.extend(Pattern::ALL.map(Pattern::plural));
     let written = ["virtualmachineinstances", "virtualmachineinstances/status", "virtualmachines/status"];
     let mut all = vec![
         hook("create", "CREATE", &groups, &["*"], json!([]), "Fail"),
-        hook("change", "UPDATE", &own, &kept, json!([asked, alive, spec]), "Fail"),
+        hook("change", "UPDATE", &[api::names::GROUP, Pattern::GROUP], &kept, json!([asked, alive, spec]), "Fail"),
         hook("status", "UPDATE", &own, &written, json!([asked, alive]), "Ignore"),
     ];
     if path == webhook::VALIDATE {

@@ -91,7 +91,7 @@ pub async fn answer(gateway: &Gateway, body: &[u8], mutating: bool) -> Result<Va
             old_object: (!request.old_object.is_null()).then_some(request.old_object),
             traceparent: None,
         });
-        match (verdict, mutating) {
+        match (verdict.await, mutating) {
             (Ok(AdmissionOutput { object, .. }), true) => {
                 let patch = serde_json::to_vec(&json_patch::diff(&before, &object)).map_err(Status::internal)?;
                 if patch != b"[]" {

@@ -3,6 +3,7 @@
 
 mod admission;
 mod fuzz;
+mod patterns;
 mod specs;
 mod streams;
 mod support;

@@ -76,7 +76,7 @@ impl Admission for Glue {
                 old_object: Some(request.old_object.clone()).filter(|o| !o.is_null()),
                 traceparent: request.traceparent.clone(),
             };
-            match self.gateway.admit(input) {
+            match self.gateway.admit(input).await {
                 Ok(out) => Ok(AdmissionResponse { object: Some(out.object), warnings: out.warnings }),
                 Err(s) => Err(refusal(s)),
             }

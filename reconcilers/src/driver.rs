@@ -201,7 +201,7 @@ impl Driver {
             Object::Vm(o) => self.parts.vms.note(o, &r, None),
             Object::Vmi(o) => self.parts.vmis.note(o, &r, None),
             Object::Pod(o) => self.parts.pods.note(o, &r, Some(&key.name)),
-            Object::Claim(_) | Object::Revision(_) => {}
+            Object::Claim(_) | Object::Revision(_) | Object::Pattern(_) => {}
         }
     }
 

@@ -108,7 +108,14 @@ impl Executor {
         if text("/metadata/uid") != Some(source.object.uid.as_str()) || version != Some(source.rv) {
             return Settled::Conflict;
         }
-        let body = match state::render::render(recipe, target, &raw) {
+        let mut inputs = vec![];
+        for (_, name) in recipe.inputs() {
+            match self.record(target, name).await {
+                Ok(record) => inputs.push(record),
+                Err(settled) => return settled,
+            }
+        }
+        let body = match state::render::render(recipe, &source.object, target, &raw, &inputs) {
             Ok(body) => body,
             Err(e) => return unreadable(&source.object, &e),
         };
@@ -116,6 +123,29 @@ impl Executor {
             Ok(answer) => applied(target, &answer),
             Err(e) => failed(target.kind, e, true),
         }
+    }
+
+    /// A ControllerRevision in the namespace of what is made.
+    async fn record<O>(&self, target: &ObjectRef, name: &str) -> Result<Value, Settled<O>> {
+        let record = ObjectRef {
+            kind: Kind::ControllerRevision,
+            name: name.to_owned(),
+            uid: Default::default(),
+            ..target.clone()
+        };
+        if !is_name(name) {
+            return Err(unreadable(&record, &"no object can have such a name"));
+        }
+        let raw = match self.ask(at(&record).get(name, &GetParams::default())).await {
+            Ok(raw) => raw,
+            // The source is there: what is missing is told by its name.
+            Err(kube::Error::Api(s)) if s.code == 404 => {
+                let message = format!("{record} does not exist");
+                return Err(Settled::Refused(Refusal { code: 404, reason: s.reason.clone(), message }));
+            }
+            Err(e) => return Err(failed(record.kind, e, false)),
+        };
+        serde_json::from_str(&raw).map_err(|_| unreadable(&record, &"the server's answer is no object"))
     }
 
     /// Patches.
@@ -159,6 +189,9 @@ impl Executor {
 
     /// Reads live.
     pub async fn confirm<O: Answer>(&self, target: &ObjectRef) -> Settled<O> {
+        if !is_name(&target.name) {
+            return Settled::Gone;
+        }
         let Some(_turn) = self.turn(Class::Urgent).await else { return Settled::Busy { after: BUSY } };
         match self.ask(at(target).get(&target.name, &GetParams::default())).await {
             Ok(answer) => applied(target, &answer),
@@ -198,6 +231,12 @@ impl Executor {
 fn at(target: &ObjectRef) -> Request {
     let namespace = Some(target.namespace.as_str()).filter(|n| !n.is_empty());
     Request::new(DynamicObject::url_path(&resource(target.kind), namespace))
+}
+
+/// Whether an object can have this name. What people write in a spec might be another path.
+fn is_name(name: &str) -> bool {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"-._:".contains(&b);
+    !["", ".", ".."].contains(&name) && name.bytes().all(plain)
 }
 
 fn applied<O: Answer>(target: &ObjectRef, answer: &str) -> Settled<O> {

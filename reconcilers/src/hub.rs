@@ -14,7 +14,7 @@ use kube::{Api, Client, Resource, api::ListParams, core::ApiResource, runtime::w
 use serde::{Deserialize, Deserializer};
 use state::{
     Key, NodeName, ResourceVersion, Uid,
-    object::{Kind, ObjectRef, Versioned},
+    object::{Kind, ObjectRef, Pattern, Versioned},
     observe::{NodeView, Object, Project},
     set::{self, SetView},
     vm::Sight,
@@ -174,6 +174,7 @@ pub fn resource(kind: Kind) -> ApiResource {
         Kind::ControllerRevision => ("apps", "v1", "controllerrevisions"),
         Kind::PersistentVolumeClaim => ("", "v1", "persistentvolumeclaims"),
         Kind::Node => ("", "v1", "nodes"),
+        Kind::Pattern(p) => (Pattern::GROUP, Pattern::VERSION, p.plural()),
     };
     ApiResource {
         group: group.into(),

@@ -10,10 +10,12 @@
 #![deny(clippy::wildcard_enum_match_arm)]
 
 pub mod agent;
+pub mod attach;
 pub mod condition;
 pub mod domain;
 pub mod explain;
 pub mod ids;
+pub mod instancetype;
 pub mod journal;
 pub mod node;
 pub mod object;

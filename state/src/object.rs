@@ -1,6 +1,6 @@
 //! Objects as the machines name them, and how a command on one of them can end.
 
-use crate::{Millis, ResourceVersion, Uid};
+use crate::{Millis, ResourceVersion, Uid, instancetype::Role};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -21,6 +21,67 @@ pub enum Kind {
     PersistentVolumeClaim,
     /// `v1` Node.
     Node,
+    /// `instancetype.kubevirt.io/v1beta1`, one of four.
+    Pattern(Pattern),
+}
+
+/// Kinds of `instancetype.kubevirt.io`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Pattern {
+    /// VirtualMachineInstancetype.
+    Instancetype,
+    /// VirtualMachineClusterInstancetype.
+    ClusterInstancetype,
+    /// VirtualMachinePreference.
+    Preference,
+    /// VirtualMachineClusterPreference.
+    ClusterPreference,
+}
+
+impl Pattern {
+    /// All of them.
+    pub const ALL: [Self; 4] =
+        [Self::Instancetype, Self::ClusterInstancetype, Self::Preference, Self::ClusterPreference];
+    /// Their group.
+    pub const GROUP: &str = "instancetype.kubevirt.io";
+    /// Their version.
+    pub const VERSION: &str = "v1beta1";
+
+    /// The kind's name in manifests.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Instancetype => "VirtualMachineInstancetype",
+            Self::ClusterInstancetype => "VirtualMachineClusterInstancetype",
+            Self::Preference => "VirtualMachinePreference",
+            Self::ClusterPreference => "VirtualMachineClusterPreference",
+        }
+    }
+
+    /// The kind's name in paths.
+    pub const fn plural(self) -> &'static str {
+        match self {
+            Self::Instancetype => "virtualmachineinstancetypes",
+            Self::ClusterInstancetype => "virtualmachineclusterinstancetypes",
+            Self::Preference => "virtualmachinepreferences",
+            Self::ClusterPreference => "virtualmachineclusterpreferences",
+        }
+    }
+
+    /// It lives in a namespace.
+    pub fn namespaced(self) -> bool {
+        match self {
+            Self::Instancetype | Self::Preference => true,
+            Self::ClusterInstancetype | Self::ClusterPreference => false,
+        }
+    }
+
+    /// What it is to a machine.
+    pub fn role(self) -> Role {
+        match self {
+            Self::Instancetype | Self::ClusterInstancetype => Role::Instancetype,
+            Self::Preference | Self::ClusterPreference => Role::Preference,
+        }
+    }
 }
 
 impl Kind {
@@ -34,6 +95,7 @@ impl Kind {
             Self::ControllerRevision => "ControllerRevision",
             Self::PersistentVolumeClaim => "PersistentVolumeClaim",
             Self::Node => "Node",
+            Self::Pattern(p) => p.name(),
         }
     }
 }

@@ -8,7 +8,8 @@ pub use pod::{ContainerState, PodPhase, PodView, RawPod};
 use crate::{
     Millis, PodUid, ResourceVersion, Timestamp, Uid, VmUid, VmiUid,
     condition::Cond,
-    object::{Kind, ObjectRef, Versioned},
+    instancetype::{Matcher, MatcherRef, RawMatcher, Role},
+    object::{Kind, ObjectRef, Pattern, Versioned},
     template::Template,
 };
 use api::{ObjectMeta, names};
@@ -180,6 +181,12 @@ pub struct VmStatus {
     pub observed_generation: Option<i64>,
     /// Generation of the VM.
     pub desired_generation: Option<i64>,
+    /// The instancetype that was found.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub instancetype_ref: Option<MatcherRef>,
+    /// The preference that was found.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub preference_ref: Option<MatcherRef>,
 }
 
 /// What proved that a machine had stopped on a node that cannot be asked: the Node, at a version at which it was not ready
@@ -212,6 +219,9 @@ pub struct VmView {
     pub claims: Vec<String>,
     /// Digests of the template.
     pub template: Template,
+    /// The instancetype and the preference that it names.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub matchers: Vec<Matcher>,
     /// Annotations that follow the template ([`names::ANN_FOLLOWING`]).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub following: BTreeMap<String, String>,
@@ -249,6 +259,22 @@ struct RawVmSpec {
     running: Option<bool>,
     run_strategy: Option<String>,
     template: Value,
+    instancetype: Option<RawMatcher>,
+    preference: Option<RawMatcher>,
+}
+
+impl RawVmSpec {
+    /// What it names, given what the status says of that.
+    fn matchers(&self, status: Option<&VmStatus>) -> Vec<Matcher> {
+        let of = |role, spec: &Option<RawMatcher>, found: Option<&MatcherRef>| Matcher::new(role, spec.as_ref(), found);
+        let instancetype = status.and_then(|s| s.instancetype_ref.as_ref());
+        let preference = status.and_then(|s| s.preference_ref.as_ref());
+        let both = [
+            of(Role::Instancetype, &self.instancetype, instancetype),
+            of(Role::Preference, &self.preference, preference),
+        ];
+        both.into_iter().flatten().collect()
+    }
 }
 
 impl Project for VmView {
@@ -259,13 +285,15 @@ impl Project for VmView {
     fn project(raw: RawVm) -> Self {
         // What does not parse cannot be started either; the API server says so when that is tried.
         let spec = raw.spec.template.get("spec").and_then(|s| api::VmiSpec::deserialize(s).ok());
+        let matchers = raw.spec.matchers(Some(&raw.status));
         Self {
             meta: Meta::of(&raw.metadata),
             generation: raw.metadata.generation,
             strategy: Strategy::of(raw.spec.running, raw.spec.run_strategy.as_deref()),
             uses_running: raw.spec.running.is_some(),
             claims: spec.map(|s| claims(&s)).unwrap_or_default(),
-            template: Template::of(&raw.spec.template),
+            template: Template::of(&raw.spec.template).with(&matchers),
+            matchers,
             following: following(|k| {
                 Some(raw.spec.template.get("metadata")?.get("annotations")?.get(k)?.as_str()?.to_owned())
             }),
@@ -690,7 +718,32 @@ impl Project for RevisionView {
         &raw.metadata
     }
     fn project(raw: RawRevision) -> Self {
-        Self { meta: Meta::of(&raw.metadata), template: Template::of(&raw.data.spec.template) }
+        let matchers = raw.data.spec.matchers(None);
+        Self { meta: Meta::of(&raw.metadata), template: Template::of(&raw.data.spec.template).with(&matchers) }
+    }
+}
+
+/// An instancetype or a preference, as far as it has to be told from others.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PatternView {
+    /// Metadata.
+    pub meta: Meta,
+    /// Which kind.
+    pub pattern: Pattern,
+    /// Generation of its spec.
+    pub generation: i64,
+}
+
+/// Typed reader of an instancetype or a preference.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct RawPattern {
+    metadata: ObjectMeta,
+}
+
+impl PatternView {
+    fn of(pattern: Pattern, raw: RawPattern) -> Self {
+        Self { meta: Meta::of(&raw.metadata), pattern, generation: raw.metadata.generation }
     }
 }
 
@@ -702,7 +755,7 @@ macro_rules! versioned {
         }
     )* };
 }
-versioned!(VmView, VmiView, PodView, ClaimView, NodeView, RevisionView);
+versioned!(VmView, VmiView, PodView, ClaimView, NodeView, RevisionView, PatternView);
 
 /// Any projection that a Vm cell is told of.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -717,6 +770,8 @@ pub enum Object {
     Claim(Arc<ClaimView>),
     /// A ControllerRevision.
     Revision(Arc<RevisionView>),
+    /// An instancetype or a preference.
+    Pattern(Arc<PatternView>),
 }
 
 impl Object {
@@ -734,6 +789,7 @@ impl Object {
             Self::Pod(o) => of(Kind::Pod, &o.meta),
             Self::Claim(o) => of(Kind::PersistentVolumeClaim, &o.meta),
             Self::Revision(o) => of(Kind::ControllerRevision, &o.meta),
+            Self::Pattern(o) => of(Kind::Pattern(o.pattern), &o.meta),
         }
     }
 
@@ -744,7 +800,7 @@ impl Object {
             Self::Vm(o) => over(&o.meta),
             Self::Vmi(o) => over(&o.meta),
             // Pods have a grace period; the others are not written.
-            Self::Pod(_) | Self::Claim(_) | Self::Revision(_) => false,
+            Self::Pod(_) | Self::Claim(_) | Self::Revision(_) | Self::Pattern(_) => false,
         }
     }
 
@@ -756,6 +812,7 @@ impl Object {
             Self::Pod(o) => o.meta.rv,
             Self::Claim(o) => o.meta.rv,
             Self::Revision(o) => o.meta.rv,
+            Self::Pattern(o) => o.meta.rv,
         }
     }
 }
@@ -772,6 +829,7 @@ pub fn object<'de>(kind: Kind, raw: impl Deserializer<'de>) -> Option<Object> {
         Kind::Pod => read(raw).map(|o| Object::Pod(Arc::new(o))),
         Kind::PersistentVolumeClaim => read(raw).map(|o| Object::Claim(Arc::new(o))),
         Kind::ControllerRevision => read(raw).map(|o| Object::Revision(Arc::new(o))),
+        Kind::Pattern(p) => RawPattern::deserialize(raw).ok().map(|o| Object::Pattern(Arc::new(PatternView::of(p, o)))),
         Kind::VirtualMachineInstanceReplicaSet | Kind::Node => None,
     }
 }

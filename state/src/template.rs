@@ -5,8 +5,9 @@
 //! process draws when it starts. Only digests that one process made are comparable, which is enough: a controller that
 //! starts anew reads both templates anew.
 
+use crate::instancetype::{Matcher, Role};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use std::{borrow::Cow, cmp::Ordering, sync::OnceLock};
 
@@ -81,6 +82,24 @@ impl Template {
         }
         parts.sort();
         Self { metadata: digest(template.get("metadata").unwrap_or(&Value::Null), false), parts }
+    }
+
+    /// With what the machine names beside the template: a part for each.
+    pub fn with(mut self, matchers: &[Matcher]) -> Self {
+        for m in matchers {
+            let named = json!([m.name, m.kind, m.revision]);
+            self.parts.push((Cow::Borrowed(m.role.field()), digest(&named, false)));
+        }
+        self.parts.sort();
+        self
+    }
+
+    /// The path in a VirtualMachine of a part.
+    pub fn path(part: &str) -> String {
+        match Role::ALL.into_iter().find(|r| r.field() == part) {
+            Some(role) => format!("spec.{}", role.field()),
+            None => format!("spec.template.spec.{part}"),
+        }
     }
 
     /// Paths (below the template's `spec`) of the parts that differ.
@@ -185,7 +204,6 @@ fn feed(h: &mut Sha256, value: &Value, amounts: bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     fn spec(spec: Value) -> Template {
         Template::of(&json!({"metadata": {"labels": {"a": "b"}}, "spec": spec}))

@@ -459,6 +459,11 @@ pub fn is_own(group: &str) -> bool {
     KINDS.iter().any(|k| k.group == group)
 }
 
+/// The kinds of which objects would do nothing, and why.
+pub fn all_missing() -> impl Iterator<Item = (&'static str, &'static str)> {
+    KINDS.iter().filter_map(|k| Some((k.kind, k.missing?)))
+}
+
 /// Why an object of this kind would do nothing, where that is so.
 pub fn missing(kind: &str) -> Option<&'static str> {
     KINDS.iter().find(|k| k.kind == kind).and_then(|k| k.missing)

@@ -45,7 +45,7 @@ impl World {
                     self.soon(Action::Collect);
                 }
             }
-            Res::Claim | Res::Lease => {}
+            Res::Claim | Res::Lease | Res::Pattern(_) => {}
         }
     }
 

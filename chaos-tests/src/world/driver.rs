@@ -569,7 +569,7 @@ impl World {
         if let Recipe::Vmi { vm, .. } = recipe {
             self.observe_creation(vm.as_str(), source.rv.0);
         }
-        match state::render::render(recipe, &target, &raw.value) {
+        match state::render::render(recipe, &source.object, &target, &raw.value, &[]) {
             Ok(mut body) => {
                 if self.is(Mutant::RandomPodName) && target.kind == Kind::Pod {
                     let suffix = self.dice.below(1 << 32);

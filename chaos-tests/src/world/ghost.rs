@@ -156,7 +156,7 @@ impl Ghost {
         }
         match now.res {
             Res::Vm | Res::Vmi | Res::Set => self.history.entry(uid.clone()).or_default().push(now.clone()),
-            Res::Pod | Res::Revision | Res::Claim | Res::Node | Res::Lease => {}
+            Res::Pod | Res::Revision | Res::Claim | Res::Node | Res::Lease | Res::Pattern(_) => {}
         }
         match now.res {
             Res::Vmi if !commit.gone => {
@@ -214,7 +214,7 @@ impl Ghost {
                     self.overridden.push(text);
                 }
             }
-            Res::Set | Res::Revision | Res::Claim | Res::Lease => {}
+            Res::Set | Res::Revision | Res::Claim | Res::Lease | Res::Pattern(_) => {}
         }
     }
 
@@ -291,6 +291,7 @@ impl Ghost {
             | Kind::VirtualMachineInstanceReplicaSet
             | Kind::ControllerRevision
             | Kind::PersistentVolumeClaim
+            | Kind::Pattern(_)
             | Kind::Node => {}
         }
     }

@@ -14,7 +14,7 @@ use embedded::{
 use serde_json::Value;
 use state::{
     agent::VmiFacts,
-    object::Kind,
+    object::{Kind, Pattern},
     observe::{self, NodeView, Object, Project},
 };
 use std::{cell::OnceCell, collections::BTreeMap, rc::Rc, sync::LazyLock};
@@ -38,12 +38,26 @@ pub enum Res {
     Node,
     /// Lease.
     Lease,
+    /// Instancetypes and preferences.
+    Pattern(Pattern),
 }
 
 impl Res {
     /// All of them.
-    pub const ALL: [Res; 8] =
-        [Self::Vm, Self::Vmi, Self::Set, Self::Pod, Self::Revision, Self::Claim, Self::Node, Self::Lease];
+    pub const ALL: [Res; 12] = [
+        Self::Vm,
+        Self::Vmi,
+        Self::Set,
+        Self::Pod,
+        Self::Revision,
+        Self::Claim,
+        Self::Node,
+        Self::Lease,
+        Self::Pattern(Pattern::Instancetype),
+        Self::Pattern(Pattern::ClusterInstancetype),
+        Self::Pattern(Pattern::Preference),
+        Self::Pattern(Pattern::ClusterPreference),
+    ];
 
     /// Group and plural.
     fn names(self) -> (&'static str, &'static str) {
@@ -56,6 +70,7 @@ impl Res {
             Self::Claim => ("", "persistentvolumeclaims"),
             Self::Node => ("", "nodes"),
             Self::Lease => ("coordination.k8s.io", "leases"),
+            Self::Pattern(p) => (Pattern::GROUP, p.plural()),
         }
     }
 
@@ -70,6 +85,7 @@ impl Res {
             Self::Claim => Some(Kind::PersistentVolumeClaim),
             Self::Node => Some(Kind::Node),
             Self::Lease => None,
+            Self::Pattern(p) => Some(Kind::Pattern(p)),
         }
     }
 
@@ -83,6 +99,7 @@ impl Res {
             Kind::ControllerRevision => Self::Revision,
             Kind::PersistentVolumeClaim => Self::Claim,
             Kind::Node => Self::Node,
+            Kind::Pattern(p) => Self::Pattern(p),
         }
     }
 
@@ -98,7 +115,10 @@ impl Res {
             all.extend(api::crd::all().iter().flat_map(|crd| kinds::crd::resources(crd, &shared)));
             let of = |res: Res| {
                 let (group, plural) = res.names();
-                all.iter().find(|r| r.version == "v1" && (r.group.as_str(), r.plural.as_str()) == (group, plural))
+                all.iter().find(|r| {
+                    ["v1", Pattern::VERSION].contains(&r.version.as_str())
+                        && (r.group.as_str(), r.plural.as_str()) == (group, plural)
+                })
             };
             Res::ALL.into_iter().filter_map(|res| Some((res, of(res)?.clone()))).collect()
         });

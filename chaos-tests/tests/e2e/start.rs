@@ -4,9 +4,10 @@ use super::{e2e, shared};
 use anyhow::{Context, Result, ensure};
 use chaos_tests::e2e::{
     cluster::{Cluster, condition},
-    manifest::vm,
+    manifest::{VmManifest, vm},
     process,
     vm::{START, Vm},
+    wait,
 };
 use serde_json::json;
 use std::{
@@ -46,10 +47,37 @@ fn written(cluster: &Cluster) -> Result<Vec<(PathBuf, String)>> {
     Ok(all)
 }
 
+const SIZE: &str = "two-processors";
+
+/// A machine whose size and habits come after it: its controller says so until then.
+fn sized(cluster: &Cluster) -> Result<VmManifest> {
+    let mut manifest = vm("start-client");
+    manifest.object["spec"]["instancetype"] = json!({"name": SIZE});
+    manifest.object["spec"]["preference"] = json!({"name": "plain", "kind": "VirtualMachinePreference"});
+    manifest.spec()["domain"]["memory"] = json!(null);
+    manifest.spec()["domain"]["devices"]["disks"] = json!([{"name": "system"}]);
+    let (code, out, said) = cluster.feed(&["apply"], &manifest.text())?;
+    ensure!(code == 0 && said.contains("could not be found"), "{code} {out} {said}");
+    wait::until("the controller's word about the missing size", START, || {
+        let vm = cluster.json(&["get", "vm", "start-client"])?;
+        let seen = condition(&vm, "Failure") == ("True", "FailedFindInstancetype");
+        Ok(if seen { Ok(()) } else { Err(vm["status"].to_string()) })
+    })?;
+    let version = "instancetype.kubevirt.io/v1beta1";
+    let size = json!({"apiVersion": version, "kind": "VirtualMachineClusterInstancetype", "metadata": {"name": SIZE},
+        "spec": {"cpu": {"guest": 2}, "memory": {"guest": "128Mi"}}});
+    let habits = json!({"apiVersion": version, "kind": "VirtualMachinePreference", "metadata": {"name": "plain", "namespace": "default"},
+        "spec": {"cpu": {"preferredCPUTopology": "cores"}, "devices": {"preferredDiskBus": "virtio"}}});
+    cluster.apply(&size.to_string())?;
+    cluster.apply(&habits.to_string())?;
+    Ok(manifest)
+}
+
 #[test]
 fn a_guest_starts_answers_and_leaves_nothing_behind() -> Result<()> {
     e2e!();
     let (_turn, cluster) = shared()?;
+    let sized = sized(cluster)?;
     let mut manifest = vm("start-server").user_data("#!/bin/sh\necho by $(hostname) >/run/by-user-data\n");
     manifest.spec()["readinessProbe"] = json!({"httpGet": {"port": 80}, "periodSeconds": 1});
     let server = Vm::running(cluster, &manifest)?;
@@ -96,9 +124,10 @@ fn a_guest_starts_answers_and_leaves_nothing_behind() -> Result<()> {
     ensure!(status.lines().any(|line| line == "CapEff:\t0000000000000000"), "{status}");
 
     // Another guest reaches it by its pod's address, wherever it runs.
-    let client = Vm::running(cluster, &vm("start-client"))?;
+    let client = Vm::running(cluster, &sized)?;
+    let mut shell = client.shell()?;
     // Not wget: Debian's static busybox dies in glibc's getaddrinfo.
-    let page = client.shell()?.run(&format!("printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 10 {ip} 80"))?;
+    let page = shell.run(&format!("printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 10 {ip} 80"))?;
     ensure!(page.contains("hello from start-server"), "{page}");
 
     // Neither what a user gave the guest nor what opens the API is in a log or in a journal.
@@ -118,6 +147,27 @@ fn a_guest_starts_answers_and_leaves_nothing_behind() -> Result<()> {
         let found = token.find(text);
         ensure!(found.is_none(), "{} has a token: {found:?}", file.display());
     }
+
+    // That one has the size and the habits that it names, and they are recorded.
+    ensure!(shell.run("grep -c ^processor /proc/cpuinfo")? == "2", "{}", shell.run("cat /proc/cpuinfo")?);
+    let of = client.vmi()?;
+    ensure!(of["spec"]["domain"]["cpu"]["cores"] == 2, "{}", of["spec"]["domain"]["cpu"]);
+    ensure!(
+        of["spec"]["domain"]["devices"]["disks"][0]["disk"]["bus"] == "virtio",
+        "{}",
+        of["spec"]["domain"]["devices"]
+    );
+    ensure!(of["metadata"]["annotations"]["kubevirt.io/cluster-instancetype-name"] == SIZE, "{}", of["metadata"]);
+    let named = client.vm()?;
+    ensure!(condition(&named, "Failure").0.is_empty(), "{}", named["status"]);
+    for role in ["instancetypeRef", "preferenceRef"] {
+        let record = named["status"][role]["controllerRevisionRef"]["name"].as_str().unwrap_or_default();
+        let record = cluster.json(&["get", "controllerrevision", record])?;
+        ensure!(record["data"]["spec"].is_object(), "{role}: {record}");
+    }
+    let raw = "/apis/subresources.kubevirt.io/v1/namespaces/default/virtualmachines/start-client/expand-spec";
+    let whole = cluster.ok(&["get", "--raw", raw])?;
+    ensure!(whole.contains(r#""guest":"128Mi""#) && !whole.contains(r#""instancetype""#), "{whole}");
 
     let table = cluster.ok(&["get", "vm,vmi,pod", "-o", "wide"])?;
     ensure!(table.contains("start-server") && table.contains(&ip) && table.contains("Running"), "{table}");

@@ -99,7 +99,7 @@ impl Admission for Gate {
                 old_object: (!request.old_object.is_null()).then(|| request.old_object.clone()),
                 traceparent: request.traceparent.clone(),
             };
-            match self.0.admit(input) {
+            match self.0.admit(input).await {
                 Ok(output) => Ok(AdmissionResponse {
                     object: (request.operation != Operation::Delete).then_some(output.object),
                     warnings: output.warnings,

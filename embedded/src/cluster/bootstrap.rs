@@ -44,6 +44,15 @@ fn cluster_binding(name: &str, kind: &str, subject: &str, account: &str) -> Valu
     })
 }
 
+/// The binding of a role to all who are logged in.
+fn everybody(name: &str) -> Value {
+    json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": name},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": "system:authenticated"}],
+    })
+}
+
 fn subjects(kind: &str, subject: &str, account: &str) -> Value {
     json!([
         {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": subject},
@@ -69,6 +78,7 @@ fn user_role(into: &str, verbs: &[&str], subresources: &[&str], subresource_verb
                 verbs,
             ),
             rule(&["subresources.kubevirt.io"], subresources, subresource_verbs),
+            rule(&["subresources.kubevirt.io"], &["expand-vm-spec"], &["update"]),
         ],
     );
     role["metadata"]["labels"] = json!({format!("rbac.authorization.k8s.io/aggregate-to-{into}"): "true"});
@@ -181,13 +191,25 @@ pub fn objects() -> Vec<Value> {
                     &["virtualmachines/status", "virtualmachineinstances/status"],
                     &["patch", "update"],
                 ),
-                rule(&["kubevirt.io", "instancetype.kubevirt.io"], &["*"], &READ),
+                rule(&["kubevirt.io", "instancetype.kubevirt.io", "cdi.kubevirt.io"], &["*"], &READ),
+                rule(&["apps"], &["controllerrevisions"], &READ),
+                rule(&["snapshot.storage.k8s.io"], &["volumesnapshots"], &READ),
                 rule(&[""], &["pods", "nodes", "namespaces", "persistentvolumeclaims"], &READ),
                 rule(&["authorization.k8s.io"], &["subjectaccessreviews"], &["create"]),
                 rule(&["events.k8s.io", ""], &["events"], &["create", "patch"]),
             ],
         ),
         cluster_binding("virtfold:gateway", "User", GATEWAY, GATEWAY),
+        // Whoever may log in may choose a size.
+        cluster_role(
+            "instancetype.kubevirt.io:view",
+            &[rule(
+                &["instancetype.kubevirt.io"],
+                &["virtualmachineclusterinstancetypes", "virtualmachineclusterpreferences"],
+                &READ,
+            )],
+        ),
+        everybody("instancetype.kubevirt.io:view"),
         // A node: kubelet and node agent. It writes no VirtualMachineInstance.
         cluster_role(
             "virtfold:node",

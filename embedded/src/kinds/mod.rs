@@ -168,8 +168,7 @@ fn widen(nodes: &mut std::collections::BTreeMap<String, Node>) {
         nodes.insert(full, Node { preserve: true, ..Node::default() });
     }
     if let Some(rules) = nodes.get_mut("io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta") {
-        rules
-            .properties
-            .insert("selfLink".into(), Node { kind: Some(crate::semantics::schema::Type::String), ..Node::default() });
+        let text = Node { kind: Some(crate::semantics::schema::Type::String), ..Node::default() };
+        rules.properties.insert("selfLink".into(), Box::new(text));
     }
 }

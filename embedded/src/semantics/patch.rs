@@ -136,10 +136,10 @@ fn place<'a>(at: Place<'a>, key: &str) -> Place<'a> {
     let (schema, node) = at?;
     let node = schema.resolve(node);
     let next = node.properties.get(key).or(match &node.additional {
-        Additional::Shaped(shape) => Some(&**shape),
+        Additional::Shaped(shape) => Some(shape),
         _ => None,
     })?;
-    Some((schema, next))
+    Some((schema, &**next))
 }
 
 fn holder(at: Place<'_>) -> &str {

@@ -1,6 +1,6 @@
 //! Defaults of the spec of an instance, in KubeVirt's order.
 
-use super::{Problems, Settings, at, default, get, items, text};
+use super::{Problems, Settings, at, default, get, text};
 use serde_json::{Value, json};
 
 /// Fills in what a user left open in the spec of an instance. Doing it twice is doing it once.
@@ -16,7 +16,7 @@ pub fn spec(spec: &mut Value, settings: &Settings, uuid: &dyn Fn() -> String) {
         }
     }
     default(spec, &["evictionStrategy"], settings.eviction_strategy.as_str());
-    network(spec);
+    state::attach::network(spec);
     disks(spec);
     default(spec, &["domain", "firmware", "uuid"], uuid());
     for input in list(spec, &["domain", "devices", "inputs"]) {
@@ -92,46 +92,15 @@ fn pull_policy(image: &str) -> &'static str {
     }
 }
 
-fn network(spec: &mut Value) {
-    let none = items(spec, &["domain", "devices", "interfaces"]).is_empty() && items(spec, &["networks"]).is_empty();
-    if none && get(spec, &["domain", "devices", "autoattachPodInterface"]) != false {
-        *at(spec, &["domain", "devices", "interfaces"]) = json!([{"name": "default", "masquerade": {}}]);
-        *at(spec, &["networks"]) = json!([{"name": "default", "pod": {}}]);
-    }
-}
-
 /// Says which defaults a user may not have meant.
 pub(super) fn tell(spec: &Value, base: &str, p: &mut Problems) {
-    for (i, name) in volumes_without_disk(spec) {
+    for (i, name) in state::attach::volumes_without_disk(spec) {
         p.warn(format!("{base}.volumes[{i}]: no disk is named {name:?}; the machine gets one for it"));
     }
 }
 
-/// Index and name of each volume that nothing in the machine shows; it gets a disk.
-fn volumes_without_disk(spec: &Value) -> Vec<(usize, &str)> {
-    let taken: Vec<&str> = ["disks", "filesystems"]
-        .iter()
-        .flat_map(|kind| items(get(spec, &["domain", "devices"]), &[kind]))
-        .map(|d| text(d, &["name"]))
-        .collect();
-    items(spec, &["volumes"])
-        .iter()
-        .enumerate()
-        .filter(|(_, v)| v.get("memoryDump").is_none())
-        .map(|(i, v)| (i, text(v, &["name"])))
-        .filter(|(_, n)| !n.is_empty() && !taken.contains(n))
-        .collect()
-}
-
 fn disks(spec: &mut Value) {
-    let missing: Vec<Value> =
-        volumes_without_disk(spec).into_iter().map(|(_, n)| json!({"name": n, "disk": {}})).collect();
-    if !missing.is_empty() {
-        match at(spec, &["domain", "devices", "disks"]) {
-            Value::Array(all) => all.extend(missing),
-            place => *place = Value::Array(missing),
-        }
-    }
+    state::attach::disks(spec);
     for disk in list(spec, &["domain", "devices", "disks"]) {
         let Some(target) = ["disk", "cdrom", "lun"].into_iter().find(|t| disk.get(t).is_some_and(Value::is_object))
         else {

@@ -37,8 +37,8 @@ const TUNING: &str = "the driver does not set it";
 /// `spec` of a VirtualMachine, beside its template's spec.
 pub const VM: &[Field] = &[
     ("dataVolumeTemplates", Refused("there are no DataVolumes; make a PersistentVolumeClaim")),
-    ("instancetype", Refused("there are no instance types")),
-    ("preference", Refused("there are no preferences")),
+    ("instancetype", Done("")),
+    ("preference", Done("")),
     ("runStrategy", Done("")),
     ("running", Done("deprecated, use runStrategy")),
     ("template.metadata", Done("")),
@@ -215,6 +215,94 @@ pub const INSTANCE: &[Field] = &[
     ("volumes[].sysprep", Refused(VOLUME)),
 ];
 
+/// `spec` of a VirtualMachineInstancetype or VirtualMachineClusterInstancetype.
+pub const INSTANCETYPE: &[Field] = &[
+    ("annotations", Done("")),
+    ("cpu.dedicatedCPUPlacement", Refused("CPUs are shared")),
+    ("cpu.guest", Done("")),
+    ("cpu.isolateEmulatorThread", Refused("CPUs are shared")),
+    ("cpu.maxSockets", Hint(HOTPLUG)),
+    ("cpu.model", Done("")),
+    ("cpu.numa", Refused("CPUs are shared")),
+    ("cpu.realtime", Refused("CPUs are shared")),
+    ("gpus", Refused(DEVICES)),
+    ("hostDevices", Refused(DEVICES)),
+    ("ioThreads", Refused(TUNING)),
+    ("ioThreadsPolicy", Refused(TUNING)),
+    ("launchSecurity", Refused("guest memory is not encrypted")),
+    ("memory.guest", Done("")),
+    ("memory.hugepages", Refused("guest memory is of ordinary pages")),
+    ("memory.maxGuest", Hint(HOTPLUG)),
+    ("memory.overcommitPercent", Done("")),
+    ("nodeSelector", Done("")),
+    ("schedulerName", Done("")),
+];
+
+/// `spec` of a VirtualMachinePreference or VirtualMachineClusterPreference. What it fills in is held against [`INSTANCE`], too.
+pub const PREFERENCE: &[Field] = &[
+    ("annotations", Done("")),
+    ("clock.preferredClockOffset.timezone", Only(&["UTC"])),
+    ("clock.preferredClockOffset.utc", Done("")),
+    ("clock.preferredTimer.hpet.present", Done("")),
+    ("clock.preferredTimer.hpet.tickPolicy", Hint(TIMER)),
+    ("clock.preferredTimer.hyperv", Hint(TIMER)),
+    ("clock.preferredTimer.kvm", Hint(TIMER)),
+    ("clock.preferredTimer.pit", Hint(TIMER)),
+    ("clock.preferredTimer.rtc", Hint(TIMER)),
+    ("cpu", Done("")),
+    ("devices.preferredAutoattachGraphicsDevice", Done("")),
+    ("devices.preferredAutoattachInputDevice", Done("")),
+    ("devices.preferredAutoattachMemBalloon", Done("")),
+    ("devices.preferredAutoattachPodInterface", Done("")),
+    ("devices.preferredAutoattachSerialConsole", Done("")),
+    ("devices.preferredBlockMultiQueue", Refused(TUNING)),
+    ("devices.preferredCdromBus", Done("")),
+    ("devices.preferredDisableHotplug", Done("nothing can be plugged in")),
+    ("devices.preferredDiskBlockSize.custom", Done("")),
+    ("devices.preferredDiskBlockSize.custom.discardGranularity", Refused(TUNING)),
+    ("devices.preferredDiskBlockSize.matchVolume", Refused(TUNING)),
+    ("devices.preferredDiskBus", Done("")),
+    ("devices.preferredDiskCache", Done("")),
+    ("devices.preferredDiskDedicatedIoThread", Done("")),
+    ("devices.preferredDiskIO", Done("")),
+    ("devices.preferredInputBus", Done("")),
+    ("devices.preferredInputType", Done("")),
+    ("devices.preferredInterfaceMasquerade", Done("")),
+    ("devices.preferredInterfaceModel", Done("")),
+    ("devices.preferredLunBus", Done("LUNs themselves are refused")),
+    ("devices.preferredNetworkInterfaceMultiQueue", Refused(TUNING)),
+    ("devices.preferredPanicDeviceModel", Only(&["isa", "pvpanic"])),
+    ("devices.preferredRng", Done("")),
+    ("devices.preferredSoundModel", Done("sound itself is refused")),
+    ("devices.preferredTPM", Refused("there is no TPM")),
+    ("devices.preferredUseVirtioTransitional", Refused(TUNING)),
+    ("devices.preferredVideoType", Only(&["vga", "cirrus", "virtio", "bochs"])),
+    ("devices.preferredVirtualGPUOptions", Refused(DEVICES)),
+    ("features.preferredAcpi", Done("")),
+    ("features.preferredApic", Done("always there")),
+    ("features.preferredApic.endOfInterrupt", Hint(TUNING)),
+    ("features.preferredHyperv", Done("has an effect under KVM")),
+    ("features.preferredHyperv.tlbflush.direct", Refused(TUNING)),
+    ("features.preferredHyperv.tlbflush.extended", Refused(TUNING)),
+    ("features.preferredKvm", Done("")),
+    ("features.preferredPvspinlock", Hint(TUNING)),
+    ("features.preferredSmm", Done("")),
+    ("firmware.preferredEfi", Done("")),
+    ("firmware.preferredEfi.persistent", Refused("EFI variables live as long as the instance")),
+    ("firmware.preferredUseBios", Done("")),
+    ("firmware.preferredUseBiosSerial", Hint(TUNING)),
+    ("firmware.preferredUseEfi", Done("deprecated, use preferredEfi")),
+    ("firmware.preferredUseSecureBoot", Done("deprecated, use preferredEfi")),
+    ("machine.preferredMachineType", Done("")),
+    ("preferSpreadSocketToCoreRatio", Done("deprecated, use cpu.spreadOptions.ratio")),
+    ("preferredArchitecture", Only(&["amd64"])),
+    ("preferredLaunchSecurity", Refused("guest memory is not encrypted")),
+    ("preferredSubdomain", Done("")),
+    ("preferredTerminationGracePeriodSeconds", Done("")),
+    ("requirements", Done("")),
+    ("volumes.preferredStorageClassName", Hint("there are no DataVolumes")),
+];
+
 /// Holds an object against a table; `base` is the path of the object. `skip` is a field that another table is about.
 pub(super) fn check(table: &[Field], value: &Value, base: &str, skip: &str, problems: &mut Problems) {
     walk(&Walk { table, skip }, value, base, "", false, problems);
@@ -278,7 +366,7 @@ fn asks_nothing(value: &Value) -> bool {
     }
 }
 
-/// Both tables for the documentation.
+/// All tables for the documentation.
 pub fn markdown() -> String {
     let mut out = String::from(
         "# What each field does\n\nGenerated from `gateway/src/admission/fields.rs`. A line is about everything below its path, too, unless a longer path says otherwise.\n",
@@ -286,6 +374,8 @@ pub fn markdown() -> String {
     for (title, table) in [
         ("VirtualMachine `spec`", VM),
         ("VirtualMachineInstance `spec` (VirtualMachine `spec.template.spec`)", INSTANCE),
+        ("VirtualMachineInstancetype `spec`, also of the cluster", INSTANCETYPE),
+        ("VirtualMachinePreference `spec`, also of the cluster", PREFERENCE),
     ] {
         out.push_str(&format!("\n## {title}\n\n| field | state | remark |\n|---|---|---|\n"));
         for (path, state) in table {
@@ -298,6 +388,10 @@ pub fn markdown() -> String {
             };
             out.push_str(&format!("| `{path}` | {word} | {remark} |\n"));
         }
+    }
+    out.push_str("\n## Whole kinds that are refused\n\n| kind | remark |\n|---|---|\n");
+    for (kind, why) in api::crd::all_missing() {
+        out.push_str(&format!("| {kind} | {why} |\n"));
     }
     out
 }
@@ -338,8 +432,16 @@ mod tests {
     #[test]
     fn every_field_has_a_line_and_every_line_a_field() {
         let crds = api::crd::all();
-        let spec = |i: usize| crds[i]["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"].clone();
-        for (table, schema, skip) in [(VM, spec(0), "template.spec"), (INSTANCE, spec(1), "")] {
+        let spec = |kind: &str| {
+            let crd = crds.iter().find(|c| c["spec"]["names"]["kind"] == kind).unwrap();
+            crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"].clone()
+        };
+        for (table, schema, skip) in [
+            (VM, spec("VirtualMachine"), "template.spec"),
+            (INSTANCE, spec("VirtualMachineInstance"), ""),
+            (INSTANCETYPE, spec("VirtualMachineInstancetype"), ""),
+            (PREFERENCE, spec("VirtualMachinePreference"), ""),
+        ] {
             let mut out = Vec::new();
             missing(&schema, "", table, skip, &mut out);
             assert_eq!(out, Vec::<String>::new(), "fields without a line");

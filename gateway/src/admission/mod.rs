@@ -6,12 +6,14 @@
 //!
 //! * [`defaults`] fills in what the user left open; a VM keeps only what must not change between two of its starts.
 //! * [`fields`] is the table of what each field does here: done, refused, or a hint. Nothing is ignored in silence.
+//! * [`patterns`] is about the instancetype and the preference that a VM names.
 //! * [`rules`] are KubeVirt's rules about the spec of an instance, [`vm`], [`vmi`] and [`set`] those about the objects around it,
 //!   `eviction` is about pods that have to go.
 
 pub mod defaults;
 pub(crate) mod eviction;
 pub mod fields;
+mod patterns;
 mod rules;
 mod set;
 mod vm;
@@ -19,9 +21,10 @@ mod vmi;
 
 use crate::status::{Cause, CauseType, Status};
 use serde_json::{Value, json};
+use state::instancetype::Role;
 
-pub(crate) use rules::Problems;
-pub(crate) use vmi::RESERVED_LABELS;
+pub use patterns::{Objects, Wanted};
+pub(crate) use {patterns::expand, rules::Problems, vmi::RESERVED_LABELS};
 
 /// What is done to the object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,9 +119,11 @@ pub struct Context<'a> {
     pub uuid: &'a dyn Fn() -> String,
     /// A fresh trace context.
     pub trace: &'a dyn Fn() -> String,
+    /// Objects on which the answer depends.
+    pub objects: &'a Objects,
 }
 
-/// Admits a write, or says why not.
+/// Admits a write, or says why not. The answer counts where nothing is [`Objects::missing`] then.
 ///
 /// # Errors
 /// 422 with causes for wrong fields; 400 for an object that is none.
@@ -151,6 +156,12 @@ pub fn admit(mut input: AdmissionInput, context: &Context<'_>) -> Result<Admissi
         ("VirtualMachine", "status") => vm::admit_status(input, context),
         ("VirtualMachineInstance", "" | "status") => vmi::admit(input, context),
         ("VirtualMachineInstanceReplicaSet", "") => set::admit(input, context),
+        ("VirtualMachineInstancetype" | "VirtualMachineClusterInstancetype", "") => {
+            patterns::admit(Role::Instancetype, input)
+        }
+        ("VirtualMachinePreference" | "VirtualMachineClusterPreference", "") => {
+            patterns::admit(Role::Preference, input)
+        }
         _ => unchanged(input.object),
     }
 }

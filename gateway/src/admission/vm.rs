@@ -1,7 +1,8 @@
 //! VirtualMachines.
 
 use super::{
-    AdmissionInput, AdmissionOutput, Context, Operation, Problems, at, default, defaults, fields, get, rules, text, vmi,
+    AdmissionInput, AdmissionOutput, Context, Operation, Problems, at, default, defaults, fields, get, patterns, rules,
+    text, vmi,
 };
 use crate::status::{CauseType, Status};
 use serde_json::{Value, json};
@@ -16,13 +17,16 @@ pub(super) fn admit(mut input: AdmissionInput, context: &Context<'_>) -> Result<
         return Ok(AdmissionOutput { object: input.object, warnings: Vec::new() });
     }
     let mut problems = Problems::default();
+    patterns::settle(&mut input, context)?;
+    let found = patterns::find(&input.namespace, &input.object, context, &mut problems);
     let has_template = get(&input.object, &["spec", "template"]).is_object();
     if has_template {
+        patterns::fill(&mut input.object, &found);
         mutate(&mut input.object, input.operation, context);
     }
     super::trace(&mut input, context);
     super::author(&mut input, context);
-    check(&input, context, &mut problems);
+    check(&input, &found, context, &mut problems);
     guards(&input, &mut problems);
     if problems.causes.is_empty() {
         return Ok(AdmissionOutput { object: input.object, warnings: problems.warnings });
@@ -53,7 +57,7 @@ pub(super) fn add_once(list: &mut Value, item: &str) {
     }
 }
 
-fn check(input: &AdmissionInput, context: &Context<'_>, p: &mut Problems) {
+fn check(input: &AdmissionInput, found: &patterns::Found, context: &Context<'_>, p: &mut Problems) {
     let spec = get(&input.object, &["spec"]);
     let running = !get(spec, &["running"]).is_null();
     let strategy = get(spec, &["runStrategy"]);
@@ -76,10 +80,11 @@ fn check(input: &AdmissionInput, context: &Context<'_>, p: &mut Problems) {
     if !wish.is_object() {
         return p.add(CauseType::Required, base, "missing virtual machine instance spec.");
     }
-    fields::check(fields::INSTANCE, wish, base, "", p);
+    let Some(mut whole) = patterns::applied(wish, get(template, &["metadata"]), found, base, p) else { return };
+    fields::check(fields::INSTANCE, if found.is_empty() { wish } else { &whole }, base, "", p);
     defaults::tell(wish, base, p);
-    let mut whole = wish.clone();
     defaults::spec(&mut whole, context.settings, &|| uuid::Uuid::nil().to_string());
+    patterns::require(found, &whole, p);
     rules::spec(&whole, base, p);
     if get(&whole, &["domain", "memory", "guest"]).is_null() {
         p.warn("no memory is requested: instances of this virtual machine will be refused");

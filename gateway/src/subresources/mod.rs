@@ -97,7 +97,22 @@ async fn of_objects(inner: &Inner, mut parts: Parts, body: Body, below: &[&str])
         rest => [&[""][..], rest].concat(),
     };
     match &place[..] {
-        [namespace, "expand-vm-spec"] if !namespace.is_empty() => Err(unsupported("expand-vm-spec")),
+        [namespace, resource @ "expand-vm-spec"] if !namespace.is_empty() => {
+            let asked = Asked {
+                inner,
+                method: parts.method.clone(),
+                resource,
+                namespace,
+                name: "",
+                rest: &[],
+                query: "",
+                user: user(&parts).name,
+                traceparent: String::new(),
+            };
+            authorize(&asked, &parts).await?;
+            of_method(&asked, Method::PUT)?;
+            vm::expand_body(&asked, body).await.map(|v| json_response(&v))
+        }
         [namespace, resource @ ("virtualmachines" | "virtualmachineinstances" | SETS), name, rest @ ..]
         | [namespace @ "", resource @ "nodes", name, rest @ ..]
             if !rest.is_empty() =>
@@ -131,7 +146,7 @@ async fn of_objects(inner: &Inner, mut parts: Parts, body: Body, below: &[&str])
 
 /// Everything about one machine or instance.
 async fn object(asked: &Asked<'_>, parts: &mut Parts, body: Body) -> Result<Response, Status> {
-    let of = |method: Method| if asked.method == method { Ok(()) } else { Err(method_not_allowed(&asked.method)) };
+    let of = |method: Method| of_method(asked, method);
     let accepted = |()| StatusCode::ACCEPTED.into_response();
     match (asked.resource, asked.rest) {
         ("virtualmachines", [verb @ ("start" | "stop" | "restart")]) => {
@@ -145,10 +160,7 @@ async fn object(asked: &Asked<'_>, parts: &mut Parts, body: Body) -> Result<Resp
         }
         ("virtualmachines", ["expand-spec"]) => {
             of(Method::GET)?;
-            // Machines with instance types are not admitted, so there is nothing to expand.
-            kubernetes::need(&asked.inner.config.client, kubernetes::VM, asked.namespace, asked.name)
-                .await
-                .map(|v| json_response(&v))
+            vm::expand(asked).await.map(|v| json_response(&v))
         }
         (_, ["explain"]) => {
             of(Method::GET)?;
@@ -230,6 +242,10 @@ async fn object(asked: &Asked<'_>, parts: &mut Parts, body: Body) -> Result<Resp
         }
         _ => Err(not_found()),
     }
+}
+
+fn of_method(asked: &Asked<'_>, method: Method) -> Result<(), Status> {
+    if asked.method == method { Ok(()) } else { Err(method_not_allowed(&asked.method)) }
 }
 
 /// Known to KubeVirt, not built here: refused as KubeVirt refuses what a feature gate closes.
@@ -347,7 +363,8 @@ async fn authorize(asked: &Asked<'_>, parts: &Parts) -> Result<(), Status> {
         Method::DELETE => "delete",
         _ => return Err(method_not_allowed(&asked.method)),
     };
-    let subresource = if asked.rest[0] == "portforward" { "portforward".into() } else { asked.rest.join("/") };
+    let ports = asked.rest.first() == Some(&"portforward");
+    let subresource = if ports { "portforward".into() } else { asked.rest.join("/") };
     let mut extra = serde_json::Map::new();
     for (name, value) in &parts.headers {
         if let (Some(key), Ok(value)) = (name.as_str().strip_prefix("x-remote-extra-"), value.to_str()) {

@@ -46,6 +46,36 @@ pub(super) async fn restart(asked: &Asked<'_>, options: &Value) -> Result<(), St
     change(asked, dry, |vm, vmi| decide_restart(vm, vmi, grace)).await
 }
 
+/// A stored machine with what its instancetype and preference bring.
+pub(super) async fn expand(asked: &Asked<'_>) -> Result<Value, Status> {
+    let vm = kubernetes::need(&asked.inner.config.client, VM, asked.namespace, asked.name).await?;
+    expanded(asked, &vm).await?.map_err(Status::internal)
+}
+
+/// The same for a machine in the request.
+pub(super) async fn expand_body(asked: &Asked<'_>, body: axum::body::Body) -> Result<Value, Status> {
+    let vm = super::options(body).await?;
+    if vm == json!({}) {
+        return Err(Status::bad_request("empty request body"));
+    }
+    let kind = text(&vm, &["kind"]);
+    if !["", "VirtualMachine"].contains(&kind) || !get(&vm, &["spec", "template", "spec"]).is_object() {
+        return Err(Status::bad_request("Object is not a valid VirtualMachine"));
+    }
+    let namespace = text(&vm, &["metadata", "namespace"]);
+    if !["", asked.namespace].contains(&namespace) {
+        return Err(Status::bad_request(format!("VM namespace must be empty or {}", asked.namespace)));
+    }
+    let mut vm = vm;
+    *at(&mut vm, &["metadata", "namespace"]) = json!(asked.namespace);
+    expanded(asked, &vm).await?.map_err(Status::bad_request)
+}
+
+async fn expanded(asked: &Asked<'_>, vm: &Value) -> Result<Result<Value, String>, Status> {
+    let settings = &asked.inner.config.settings;
+    asked.inner.among_objects(|objects| crate::admission::expand(vm, asked.namespace, settings, objects)).await
+}
+
 fn seconds(options: &Value, key: &str) -> Result<Option<i64>, Status> {
     match &options[key] {
         Value::Null => Ok(None),

@@ -404,6 +404,7 @@ impl Story {
                 // The count and the time differ, the cause does not.
                 Wait::CrashLoop { .. } => (Actor::Controller, format!("waits for {}", w.what())),
                 Wait::MissingClaim { .. }
+                | Wait::MissingPattern { .. }
                 | Wait::NoAnswer(_)
                 | Wait::Unreachable { .. }
                 | Wait::ForeignInstance(_)

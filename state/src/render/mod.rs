@@ -5,11 +5,16 @@
 //! through here and are never kept.
 
 pub mod member;
+mod pattern;
 pub mod pod;
 pub mod revision;
 pub mod vmi;
 
-use crate::{object::ObjectRef, vm::Recipe};
+use crate::{
+    instancetype::{Role, spec_of_record},
+    object::{Kind, ObjectRef},
+    vm::Recipe,
+};
 use serde_json::{Value, json};
 
 /// Group and version of what virtfold makes and owns.
@@ -32,14 +37,39 @@ pub enum Error {
         /// What is wrong, without the value.
         problem: String,
     },
+    /// The machine sets what its instancetype sets.
+    #[error("VMI conflicts with instancetype spec in fields: [{0}]")]
+    Conflict(String),
 }
 
-/// Renders the body of a POST.
-pub fn render(recipe: &Recipe, target: &ObjectRef, raw: &Value) -> Result<Value, Error> {
+/// Renders the body of a POST. `inputs` are what the recipe asks for beside its source ([`Recipe::inputs`]).
+pub fn render(
+    recipe: &Recipe,
+    source: &ObjectRef,
+    target: &ObjectRef,
+    raw: &Value,
+    inputs: &[Value],
+) -> Result<Value, Error> {
     match recipe {
-        Recipe::Vmi { vm, revision, paused, at } => {
+        Recipe::Vmi { vm, revision, paused, at, .. } => {
             check(raw, vm.as_str(), "VirtualMachine")?;
-            vmi::render(raw, revision, *paused, *at)
+            let wanted = recipe.inputs();
+            if wanted.len() != inputs.len() {
+                return Err(Error::WrongSource {
+                    expected: format!("accompanied by {} ControllerRevisions", wanted.len()),
+                });
+            }
+            let mut patterns = vmi::Patterns::default();
+            for ((role, name), record) in wanted.into_iter().zip(inputs) {
+                let spec = spec_of_record(role, record).cloned().ok_or_else(|| Error::WrongSource {
+                    expected: format!("a ControllerRevision {name} that records an object for {}", role.field()),
+                })?;
+                match role {
+                    Role::Instancetype => patterns.instancetype = spec,
+                    Role::Preference => patterns.preference = spec,
+                }
+            }
+            vmi::render(raw, revision, *paused, *at, &patterns)
         }
         Recipe::Pod { vmi, image } => {
             check(raw, vmi.as_str(), "VirtualMachineInstance")?;
@@ -52,6 +82,13 @@ pub fn render(recipe: &Recipe, target: &ObjectRef, raw: &Value) -> Result<Value,
         Recipe::Revision { vm, generation } => {
             check(raw, vm.as_str(), "VirtualMachine")?;
             Ok(revision::render(raw, &target.name, *generation))
+        }
+        Recipe::Pattern { vm, name } => {
+            let Kind::Pattern(p) = source.kind else {
+                return Err(Error::WrongSource { expected: "an instancetype or a preference".into() });
+            };
+            check(raw, source.uid.as_str(), p.name())?;
+            Ok(pattern::render(raw, name, vm.as_str(), &target.namespace, &target.name, p))
         }
     }
 }

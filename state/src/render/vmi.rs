@@ -1,18 +1,46 @@
 //! The VMI of a VM.
 
 use super::{Error, owner, text};
-use crate::{Timestamp, observe::Phase};
+use crate::{
+    Timestamp,
+    instancetype::{self, Matcher, Role},
+    observe::Phase,
+};
 use api::names;
 use serde_json::{Map, Value, json};
 use sha1::{Digest, Sha1};
 
-pub(super) fn render(vm: &Value, revision: &str, paused: bool, at: Timestamp) -> Result<Value, Error> {
+/// The `spec` of the instancetype and of the preference that count; null for none.
+#[derive(Debug, Default)]
+pub(super) struct Patterns {
+    pub instancetype: Value,
+    pub preference: Value,
+}
+
+pub(super) fn render(
+    vm: &Value,
+    revision: &str,
+    paused: bool,
+    at: Timestamp,
+    patterns: &Patterns,
+) -> Result<Value, Error> {
     let name = text(vm, "/metadata/name").unwrap_or_default();
     let uid = text(vm, "/metadata/uid").unwrap_or_default();
     let generation = vm.pointer("/metadata/generation").and_then(Value::as_i64).unwrap_or_default();
-    let mut spec = match vm.pointer("/spec/template/spec") {
-        Some(Value::Object(s)) => s.clone(),
-        Some(_) | None => {
+    let (mut metadata, mut spec) = (json!({}), Value::Null);
+    if let Some(template) = vm.pointer("/spec/template") {
+        metadata["annotations"] = template.pointer("/metadata/annotations").cloned().unwrap_or_default();
+        spec = template.get("spec").cloned().unwrap_or_default();
+    }
+    if spec.is_object() {
+        let Patterns { instancetype, preference } = patterns;
+        instancetype::apply(instancetype, preference, &mut spec, &mut metadata, "spec").map_err(|conflicts| {
+            Error::Conflict(conflicts.into_iter().map(|c| c.field).collect::<Vec<_>>().join(", "))
+        })?;
+    }
+    let mut spec = match spec {
+        Value::Object(s) => s,
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
             return Err(Error::Unusable { field: "spec.template.spec".into(), problem: "it is missing".into() });
         }
     };
@@ -20,12 +48,14 @@ pub(super) fn render(vm: &Value, revision: &str, paused: bool, at: Timestamp) ->
         spec.insert("startStrategy".into(), json!("Paused"));
     }
     firmware_uuid(&mut spec, name);
-    let map = |pointer: &str| match vm.pointer(pointer) {
-        Some(Value::Object(m)) => m.clone(),
-        Some(_) | None => Map::new(),
-    };
-    let labels = map("/spec/template/metadata/labels");
-    let mut annotations = map("/spec/template/metadata/annotations");
+    let map = |value: Option<&Value>| value.and_then(Value::as_object).cloned().unwrap_or_default();
+    let labels = map(vm.pointer("/spec/template/metadata/labels"));
+    let mut annotations = map(metadata.get("annotations"));
+    for matcher in Role::ALL.into_iter().filter_map(|role| Matcher::of(role, vm)) {
+        if let Some(pattern) = matcher.pattern() {
+            annotations.insert(matcher.role.annotation(pattern), json!(matcher.name));
+        }
+    }
     annotations.insert(names::ANN_VM_GENERATION.into(), json!(generation.to_string()));
     // A template may not pretend to be another trace or another user, nor to have been started before.
     annotations.remove(names::ANN_TRACEPARENT);
@@ -108,7 +138,7 @@ mod tests {
                 "spec": {"domain": {"devices": {"weird": [1]}}, "somethingNew": {"x": 1}},
             }},
         });
-        let vmi = render(&vm, "rev", true, Timestamp(0)).unwrap();
+        let vmi = render(&vm, "rev", true, Timestamp(0), &Patterns::default()).unwrap();
         assert_eq!(vmi["spec"]["somethingNew"]["x"], 1);
         assert_eq!(vmi["spec"]["domain"]["devices"]["weird"][0], 1);
         assert_eq!(vmi["spec"]["startStrategy"], "Paused");
@@ -119,7 +149,13 @@ mod tests {
         assert_eq!(vmi["status"]["phase"], "Pending");
         assert_eq!(vmi["metadata"]["ownerReferences"][0]["uid"], "u");
         let own = json!({"metadata": {"name": "web"}, "spec": {"template": {"spec": {"domain": {"firmware": {"uuid": "mine"}}}}}});
-        assert_eq!(render(&own, "r", false, Timestamp(0)).unwrap()["spec"]["domain"]["firmware"]["uuid"], "mine");
-        assert!(render(&json!({"metadata": {"name": "x"}, "spec": {}}), "r", false, Timestamp(0)).is_err());
+        assert_eq!(
+            render(&own, "r", false, Timestamp(0), &Patterns::default()).unwrap()["spec"]["domain"]["firmware"]["uuid"],
+            "mine"
+        );
+        assert!(
+            render(&json!({"metadata": {"name": "x"}, "spec": {}}), "r", false, Timestamp(0), &Patterns::default())
+                .is_err()
+        );
     }
 }

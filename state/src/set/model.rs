@@ -210,7 +210,7 @@ impl World {
                         Settled::Conflict
                     }
                     Some(raw) => {
-                        let mut o = crate::render::render(&recipe, &target, &raw).unwrap();
+                        let mut o = crate::render::render(&recipe, &source.object, &target, &raw, &[]).unwrap();
                         self.uids += 1;
                         o["metadata"]["uid"] = json!(format!("vmi-{}", self.uids));
                         o["metadata"]["creationTimestamp"] = json!(Timestamp(self.now).to_string());

@@ -225,9 +225,12 @@ impl Sight {
                 let raw = <VmiView as Project>::Raw::deserialize(raw).ok()?;
                 Some(Self::Member(Box::new(Member::from(&VmiView::project(raw)))))
             }
-            Kind::VirtualMachine | Kind::Pod | Kind::ControllerRevision | Kind::PersistentVolumeClaim | Kind::Node => {
-                None
-            }
+            Kind::VirtualMachine
+            | Kind::Pod
+            | Kind::ControllerRevision
+            | Kind::PersistentVolumeClaim
+            | Kind::Node
+            | Kind::Pattern(_) => None,
         }
     }
 }

@@ -1,9 +1,11 @@
 //! State of a Vm cell, and folding.
 
 use super::command::{ClusterConfig, Command, Fact, Input, Interest, NodeFact, Report, Sight};
+use super::pattern::Search;
 use crate::{
     Event, InstructionId, Key, Machine, NodeName, PodUid, ResourceVersion, Timestamp, Uid, VmiUid,
     domain::{AckResult, Domain, Outcome, RefusalReason},
+    instancetype::Role,
     launcher_pod_name,
     object::{CommandId, Kind, ObjectRef, Refusal, Settled},
     observe::{ClaimView, Object, PodView, RevisionView, VmView, VmiView},
@@ -24,6 +26,7 @@ pub(super) enum At {
     Vmi,
     Pod,
     Revision,
+    Pattern(Role),
     Agent,
 }
 
@@ -77,6 +80,9 @@ pub struct Vm {
     /// The revision that the current VMI names, while it matters.
     pub(super) revision: Slot<RevisionView>,
     pub(super) revisions: BTreeSet<i64>,
+    /// What the VM names and has no record of yet.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(super) patterns: BTreeMap<Role, Search>,
     pub(super) claims: BTreeMap<String, Option<ClaimView>>,
     pub(super) node: BTreeMap<NodeName, NodeFact>,
     /// The newest word about each pod's domain, and the session that brought it.
@@ -114,6 +120,7 @@ impl Vm {
             pod: Slot::default(),
             revision: Slot::default(),
             revisions: BTreeSet::new(),
+            patterns: BTreeMap::new(),
             claims: BTreeMap::new(),
             node: BTreeMap::new(),
             domains: BTreeMap::new(),
@@ -262,6 +269,7 @@ impl Vm {
                 | Kind::VirtualMachineInstanceReplicaSet
                 | Kind::ControllerRevision
                 | Kind::PersistentVolumeClaim
+                | Kind::Pattern(_)
                 | Kind::Node => {}
             },
             Input::Reported(r) => self.heard(r),
@@ -315,6 +323,8 @@ impl Vm {
                     self.revision.fold(o.clone(), live);
                 }
             }
+            // Only read, where its answer is waited for.
+            Object::Pattern(_) => {}
         }
     }
 
@@ -342,7 +352,7 @@ impl Vm {
             Kind::PersistentVolumeClaim => {
                 self.claims.insert(r.name.clone(), None);
             }
-            Kind::VirtualMachineInstanceReplicaSet | Kind::ControllerRevision | Kind::Node => {}
+            Kind::VirtualMachineInstanceReplicaSet | Kind::ControllerRevision | Kind::Node | Kind::Pattern(_) => {}
         }
     }
 
@@ -369,7 +379,7 @@ impl Vm {
         self.flights.retain(|_, (at, what)| match at {
             At::Pod => false,
             At::Agent => matches!(what, What::Acknowledge(..)),
-            At::Vm | At::Vmi | At::Revision => true,
+            At::Vm | At::Vmi | At::Revision | At::Pattern(_) => true,
         });
     }
 
@@ -443,6 +453,7 @@ impl Vm {
             At::Vmi => drop(self.vmi.land(id)),
             At::Pod => drop(self.pod.land(id)),
             At::Revision => drop(self.revision.land(id)),
+            At::Pattern(role) => return self.pattern_settled(role, id, &what, result),
             At::Agent => {}
         }
         self.object_settled(at, &what, result);
@@ -591,7 +602,7 @@ impl Vm {
                     }
                     At::Pod => self.pod.failed(now, Some(r.clone())),
                     At::Revision => self.revision.failed(now, Some(r.clone())),
-                    At::Agent => {}
+                    At::Pattern(_) | At::Agent => {}
                 }
                 if matches!(result, Settled::Failed(_)) {
                     self.each(at, Verb::Doubt);
@@ -604,7 +615,7 @@ impl Vm {
                     At::Vmi => self.vmi.hold(until),
                     At::Pod => self.pod.hold(until),
                     At::Revision => self.revision.hold(until),
-                    At::Agent => {}
+                    At::Pattern(_) | At::Agent => {}
                 }
             }
             Settled::Unknown => {
@@ -621,7 +632,7 @@ impl Vm {
             At::Vm => self.vm.rv(),
             At::Vmi => self.vmi.rv(),
             At::Pod => self.pod.rv(),
-            At::Revision | At::Agent => return false,
+            At::Revision | At::Pattern(_) | At::Agent => return false,
         };
         o.rv() == known
     }
@@ -642,7 +653,7 @@ impl Vm {
             At::Vmi => apply!(self.vmi),
             At::Pod => apply!(self.pod),
             At::Revision => apply!(self.revision),
-            At::Agent => {}
+            At::Pattern(_) | At::Agent => {}
         }
     }
 
@@ -708,6 +719,7 @@ impl Vm {
             At::Vmi => self.vmi.depart(id),
             At::Pod => self.pod.depart(id),
             At::Revision => self.revision.depart(id),
+            At::Pattern(role) => self.patterns.entry(role).or_default().depart(id),
             At::Agent => {}
         }
         id
@@ -736,7 +748,7 @@ impl Machine for Vm {
                 let known = |p: &PodView| p.meta.rv >= o.meta.rv && (!ours || self.pod.knows(o));
                 self.pod.is_tombstoned(&o.meta.uid) || self.pods.get(o.meta.uid.as_str()).is_some_and(|p| known(p))
             }
-            Object::Claim(_) | Object::Revision(_) => false,
+            Object::Claim(_) | Object::Revision(_) | Object::Pattern(_) => false,
         }
     }
 

@@ -3,6 +3,7 @@
 use crate::{
     NodeName, PodUid, ResourceVersion, Timestamp, Uid, VmUid, VmiUid,
     domain::{Domain, Instruction, Outcome},
+    instancetype::Role,
     object::{Class, CommandId, ObjectRef, Settled},
     observe::Object,
 };
@@ -148,6 +149,12 @@ pub enum Recipe {
         paused: bool,
         /// Of the phase.
         at: Timestamp,
+        /// Name of the record of its instancetype.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        instancetype: Option<String>,
+        /// Name of the record of its preference.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        preference: Option<String>,
     },
     /// A launcher pod from a VMI.
     Pod {
@@ -168,6 +175,26 @@ pub enum Recipe {
         /// Generation.
         generation: i64,
     },
+    /// A ControllerRevision of a VM from an instancetype or a preference.
+    Pattern {
+        /// VM.
+        vm: VmUid,
+        /// The VM's name.
+        name: String,
+    },
+}
+
+impl Recipe {
+    /// The ControllerRevisions that are needed beside the source, in the order in which rendering wants them.
+    pub fn inputs(&self) -> Vec<(Role, &str)> {
+        match self {
+            Self::Vmi { instancetype, preference, .. } => {
+                let both = [(Role::Instancetype, instancetype), (Role::Preference, preference)];
+                both.into_iter().filter_map(|(role, name)| Some((role, name.as_deref()?))).collect()
+            }
+            Self::Pod { .. } | Self::Member { .. } | Self::Revision { .. } | Self::Pattern { .. } => vec![],
+        }
+    }
 }
 
 /// A merge patch. The body names the UID, and the resourceVersion where it replaces what was read.

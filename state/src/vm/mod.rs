@@ -26,6 +26,7 @@ pub mod cell;
 pub mod command;
 pub mod facts;
 mod following;
+pub mod pattern;
 pub mod phase;
 pub mod plan;
 pub mod pod;

@@ -419,7 +419,9 @@ impl World {
                         Settled::Conflict
                     }
                     Some(r) => {
-                        let mut o = crate::render::render(&recipe, &target, &r).unwrap();
+                        let record = |name: &str| self.objects[&(Kind::ControllerRevision, name.to_owned())].clone();
+                        let inputs: Vec<_> = recipe.inputs().into_iter().map(|(_, name)| record(name)).collect();
+                        let mut o = crate::render::render(&recipe, &source.object, &target, &r, &inputs).unwrap();
                         o["metadata"]["uid"] = json!(format!("{}-{}", target.kind.name(), self.rv));
                         self.writes.push(format!("create {}", target.kind.name()));
                         if target.kind == Kind::Pod {
@@ -657,7 +659,7 @@ impl World {
         self.session += 1;
         self.told_interests.clear();
         for ((kind, _), o) in all {
-            if kind != Kind::ControllerRevision && kind != Kind::PersistentVolumeClaim {
+            if !matches!(kind, Kind::ControllerRevision | Kind::PersistentVolumeClaim | Kind::Pattern(_)) {
                 self.feed(Input::Observed(Sight::Present(observe::object(kind, &o).unwrap())));
             }
         }

@@ -10,6 +10,7 @@ use super::{
 };
 use crate::{
     Millis, Timestamp,
+    instancetype::Role,
     object::{Class, CommandId, Kind, ObjectRef},
     observe::{Phase, Strategy, VmView, VmiView},
     trace::Step,
@@ -39,6 +40,7 @@ impl Vm {
                 self.note(about, warning, &reason, &text, &mut out);
             }
         }
+        self.plan_patterns(&mut out);
         self.plan_existence(&mut out);
         self.plan_revision(&mut out);
         self.plan_pod(&mut out);
@@ -66,7 +68,7 @@ impl Vm {
             At::Vm => self.vm_ref(),
             At::Vmi => self.vmi_ref(),
             At::Pod => self.pod_ref(),
-            At::Revision | At::Agent => return,
+            At::Revision | At::Pattern(_) | At::Agent => return,
         };
         let id = self.issue(at, What::Confirm);
         out.push(Command::Confirm { id, target });
@@ -105,7 +107,14 @@ impl Vm {
         match self.wish(&vm) {
             Wish::Run { paused } if self.vmi.get().is_none() && self.may_create(&vm) => {
                 let revision = revision_name(vm.meta.uid.as_str(), vm.generation);
-                let recipe = Recipe::Vmi { vm: vm.vm_uid(), revision, paused, at: self.now };
+                let recipe = Recipe::Vmi {
+                    vm: vm.vm_uid(),
+                    revision,
+                    paused,
+                    at: self.now,
+                    instancetype: Self::pattern_revision(&vm, Role::Instancetype),
+                    preference: Self::pattern_revision(&vm, Role::Preference),
+                };
                 let source = Source { object: self.vm_ref(), rv: vm.meta.rv };
                 let target = self.vmi_ref();
                 self.marks.begin(vm.meta.created.filter(|_| !vm.status.created && vm.generation == 1).map_or(
@@ -138,9 +147,9 @@ impl Vm {
         recorded.and_then(|n| generation_of_revision_of(n, vm)).is_some_and(|g| g > vm.generation)
     }
 
-    /// The VM is as we know it and cannot vanish under its VMI.
+    /// The VM is as we know it and cannot vanish under its VMI, and what it names is recorded.
     fn may_create(&self, vm: &VmView) -> bool {
-        vm.meta.has_finalizer(VM_FINALIZER) && !self.vm.in_flight()
+        vm.meta.has_finalizer(VM_FINALIZER) && !self.vm.in_flight() && self.patterns_are_known(vm)
     }
 
     /// A VMI of the VM's name that nobody controls becomes the VM's (as after a deletion that left it as an orphan). The VM
@@ -195,14 +204,14 @@ impl Vm {
             At::Vm => self.vm.writes(&body, now),
             At::Vmi => self.vmi.writes(&body, now),
             At::Pod => self.pod.writes(&body, now),
-            At::Revision | At::Agent => true,
+            At::Revision | At::Pattern(_) | At::Agent => true,
         };
         if !news {
             let free = match at {
                 At::Vm => self.vm.free_at(now),
                 At::Vmi => self.vmi.free_at(now),
                 At::Pod => self.pod.free_at(now),
-                At::Revision | At::Agent => None,
+                At::Revision | At::Pattern(_) | At::Agent => None,
             };
             if let Some(t) = free {
                 self.want_wake(t);

@@ -9,6 +9,7 @@ mod deletion;
 mod instances;
 mod machines;
 mod nodes;
+mod patterns;
 mod properties;
 mod protocol;
 mod revisions;

@@ -10,8 +10,10 @@ use super::{
 };
 use crate::{
     condition::{self, Cond, Said},
+    instancetype::Role,
     object::Class,
     observe::{Strategy, VmStatus, VmView, VmiView},
+    template::Template,
 };
 use api::names;
 use serde_json::{Map, Value, json};
@@ -131,6 +133,14 @@ impl Vm {
             let s = s.to_mut();
             (s.desired_generation, s.observed_generation) = (desired_generation, observed_generation);
         }
+        let patterns = (
+            self.pattern_status(vm, Role::Instancetype, s.instancetype_ref.as_ref()),
+            self.pattern_status(vm, Role::Preference, s.preference_ref.as_ref()),
+        );
+        if (&s.instancetype_ref, &s.preference_ref) != (&patterns.0, &patterns.1) {
+            let s = s.to_mut();
+            (s.instancetype_ref, s.preference_ref) = patterns;
+        }
         self.vm_conditions(vm, own, s);
         let word = self.printable_facts(vm, s).word().name();
         if s.printable_status != word {
@@ -153,7 +163,7 @@ impl Vm {
         }
         match self.drift(vm) {
             Drift::Spec(changed) => {
-                let paths: Vec<_> = changed.iter().map(|p| format!("spec.template.spec.{p}")).collect();
+                let paths: Vec<_> = changed.iter().map(|p| Template::path(p)).collect();
                 let text = format!("{RESTART_TEXT}: {}", paths.join(", "));
                 self.say(s, Said::new("RestartRequired", true, "", text));
             }
@@ -187,6 +197,7 @@ impl Vm {
         // What the next start depends on.
         let essential = old.state_change_requests != want.state_change_requests
             || old.start_failure != want.start_failure
+            || (&old.instancetype_ref, &old.preference_ref) != (&want.instancetype_ref, &want.preference_ref)
             || (vm.strategy == Strategy::RerunOnFailure && old.run_strategy != want.run_strategy);
         let passing = match self.printable_facts(vm, want).word() {
             Printable::Starting | Printable::Stopping | Printable::Terminating | Printable::WaitingForVolumeBinding => {
@@ -231,6 +242,8 @@ fn diff(old: &VmStatus, new: &VmStatus) -> Map<String, Value> {
         start_failure,
         observed_generation,
         desired_generation,
+        instancetype_ref,
+        preference_ref,
     } = new;
     let mut out = Map::new();
     changed(&mut out, "created", &old.created, created);
@@ -245,6 +258,8 @@ fn diff(old: &VmStatus, new: &VmStatus) -> Map<String, Value> {
     changed(&mut out, "startFailure", &old.start_failure, start_failure);
     changed(&mut out, "observedGeneration", &old.observed_generation, observed_generation);
     changed(&mut out, "desiredGeneration", &old.desired_generation, desired_generation);
+    changed(&mut out, "instancetypeRef", &old.instancetype_ref, instancetype_ref);
+    changed(&mut out, "preferenceRef", &old.preference_ref, preference_ref);
     out
 }
 
@@ -265,6 +280,8 @@ mod tests {
             start_failure: Some(Default::default()),
             observed_generation: Some(1),
             desired_generation: Some(1),
+            instancetype_ref: Some(Default::default()),
+            preference_ref: Some(Default::default()),
         };
         let whole = serde_json::to_value(&new).unwrap();
         assert_eq!(Value::Object(diff(&VmStatus::default(), &new)), whole);

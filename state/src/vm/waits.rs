@@ -11,6 +11,7 @@ use crate::{
     NodeName, Timestamp,
     condition::{self, Said},
     domain::DomainState,
+    instancetype::Role,
     node::SILENCE,
     observe::{ContainerState, Phase, PodView, Strategy, VmView, VmiView},
     slot::Slot,
@@ -129,6 +130,15 @@ pub enum Wait {
     ForeignInstance(String),
     /// The run strategy cannot be carried out.
     Unsupported(String),
+    /// The instancetype or preference that it names cannot be read.
+    MissingPattern {
+        /// As what it is named.
+        role: Role,
+        /// Kind and name.
+        what: String,
+        /// Why.
+        message: String,
+    },
     /// Starts failed, and the next has to wait.
     CrashLoop {
         /// Failures in a row.
@@ -204,6 +214,7 @@ impl Wait {
             Self::StartRefused(_) => ("Synchronized", "StartRefused"),
             Self::ForeignInstance(_) => ("Failure", "FailedCreate"),
             Self::Unsupported(_) => ("Failure", "UnsupportedSyncError"),
+            Self::MissingPattern { role, .. } => ("Failure", role.missing()),
             Self::CrashLoop { .. } => ("Failure", "CrashLoopBackOff"),
             Self::Finalizers { .. } => ("", "WaitingForFinalizers"),
             Self::Paused { reason } => ("Paused", reason),
@@ -237,6 +248,7 @@ impl Wait {
             | Self::StartRefused(_)
             | Self::ForeignInstance(_)
             | Self::Unsupported(_)
+            | Self::MissingPattern { .. }
             | Self::CrashLoop { .. }
             | Self::Finalizers { .. }
             | Self::Ended { failed: true, .. } => Weight::Problem,
@@ -270,6 +282,7 @@ impl Wait {
             Self::StartRefused(_) => "a start that its node refused".into(),
             Self::ForeignInstance(_) => "its name to be free".into(),
             Self::Unsupported(_) => "a run strategy that can be carried out".into(),
+            Self::MissingPattern { what, .. } => what.clone(),
             Self::CrashLoop { count: 1, .. } => "the next start, after one that failed".into(),
             Self::CrashLoop { count, .. } => format!("the next start, after {count} that failed in a row"),
             Self::Finalizers { kind, names } => format!("finalizers of its {kind}: {}", names.join(", ")),
@@ -296,6 +309,7 @@ impl Wait {
             | Self::Refused { message, .. }
             | Self::Unreachable { message, .. }
             | Self::CrashLoop { message, .. }
+            | Self::MissingPattern { message, .. }
             | Self::Ended { message, .. } => message.clone(),
             Self::Unschedulable { message, unbound, .. } if unbound.is_empty() => message.clone(),
             Self::Unschedulable { message, unbound, .. } => {
@@ -365,6 +379,7 @@ impl Wait {
             ),
             Self::StartRefused(_) => "it is asked again by itself where that can help".into(),
             Self::ForeignInstance(_) => format!("delete or rename the other VirtualMachineInstance {name}"),
+            Self::MissingPattern { what, .. } => format!("create {what}, or name another one; it is looked for again by itself"),
             Self::Unsupported(_) => "set spec.runStrategy to Always, RerunOnFailure, Manual, Once or Halted".into(),
             Self::CrashLoop { until, .. } => match until {
                 Some(t) => format!("it is tried again by itself at {t}; remove the cause, or stop it"),
@@ -408,6 +423,7 @@ impl Wait {
             | Self::StartRefused(_)
             | Self::ForeignInstance(_)
             | Self::Unsupported(_)
+            | Self::MissingPattern { .. }
             | Self::Finalizers { .. }
             | Self::Paused { .. }
             | Self::RestartRequired(_)
@@ -536,6 +552,9 @@ impl Vm {
                 "a VirtualMachineInstance {} exists that this VirtualMachine does not own",
                 self.key
             )));
+        }
+        if let Some(wait) = self.missing_pattern(vm).filter(|_| vm.meta.deleting.is_none()) {
+            return Some(wait);
         }
         let wanted = match wish {
             Wish::Run { .. } => self.own_vmi().is_none() && vm.meta.deleting.is_none(),

@@ -276,7 +276,7 @@ fn go(schema: &Schema, node: &Node, value: &Value, holder: &str, path: &str) -> 
     match value {
         Value::Object(map) => map.iter().find_map(|(key, v)| {
             let next = node.properties.get(key).or(match &node.additional {
-                Additional::Shaped(shape) => Some(&**shape),
+                Additional::Shaped(shape) => Some(shape),
                 _ => None,
             })?;
             go(schema, next, v, named.unwrap_or(holder), &join(path, key))

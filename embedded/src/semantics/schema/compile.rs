@@ -62,7 +62,7 @@ pub fn compile(v: &Value, custom: bool) -> Node {
         ..Node::default()
     };
     if let Some(properties) = v.get("properties").and_then(Value::as_object) {
-        node.properties = properties.iter().map(|(k, p)| (k.clone(), compile(p, custom))).collect();
+        node.properties = properties.iter().map(|(k, p)| (k.clone(), Box::new(compile(p, custom)))).collect();
     }
     node.additional = match v.get("additionalProperties") {
         Some(Value::Bool(true)) => Additional::Any,
@@ -90,9 +90,10 @@ pub fn compile(v: &Value, custom: bool) -> Node {
 /// Gives the root of a custom resource (or an embedded one) the fields that every object has.
 pub(super) fn complete(node: &mut Node) {
     for key in ["apiVersion", "kind"] {
-        node.properties.insert(key.into(), Node { kind: Some(Type::String), ..Node::default() });
+        node.properties.insert(key.into(), Box::new(Node { kind: Some(Type::String), ..Node::default() }));
     }
-    node.properties.insert("metadata".into(), Node { reference: Some(OBJECT_META.into()), ..Node::default() });
+    let metadata = Node { reference: Some(OBJECT_META.into()), ..Node::default() };
+    node.properties.insert("metadata".into(), Box::new(metadata));
 }
 
 /// Reads definitions by name (`$defs`).

@@ -113,8 +113,8 @@ pub struct Node {
     pub kind: Option<Type>,
     /// Whether null is a value.
     pub nullable: bool,
-    /// Known fields.
-    pub properties: BTreeMap<String, Node>,
+    /// Known fields. A map holds room for eleven values at once, so they stand elsewhere.
+    pub properties: BTreeMap<String, Box<Node>>,
     /// Other fields.
     pub additional: Additional,
     /// Shape of list items.

@@ -92,7 +92,7 @@ fn drop_at(schema: &Schema, node: &Node, value: &mut Value) {
         Value::Object(map) => {
             map.retain(|key, v| {
                 let known = node.properties.get(key).or(match &node.additional {
-                    Additional::Shaped(shape) => Some(&**shape),
+                    Additional::Shaped(shape) => Some(shape),
                     _ => None,
                 });
                 let Some(known) = known else { return true };
