@@ -159,14 +159,14 @@ fn main() -> Result<ExitCode> {
             let seeds = seeds.unwrap_or_else(|| seed.map_or(0..0, |s| s..s + 1));
             if layer == 2 {
                 anyhow::ensure!(steps == 0, "--steps is of layer 1");
-                return network(seeds, runs::Options { record: journal, mutant }, jobs.max(1));
+                return network(seeds, runs::Options { record: journal, mutant, scenario: None }, jobs.max(1));
             }
             let options = Options { mutant, record: journal, steps, ..Options::default() };
             Ok(run_seeds(seeds, &options, jobs.max(1)))
         }
         Command::Repeat { seed, layer } => {
             let (same, right) = if layer == 2 {
-                let options = runs::Options { record: true, mutant: None };
+                let options = runs::Options { record: true, ..runs::Options::default() };
                 let (a, b) = (runs::one(seed, options)?, runs::one(seed, options)?);
                 tell_network(&a);
                 (a == b, a.violations.is_empty())

@@ -1,6 +1,6 @@
 //! Seeds of the simulated network: a process each, because each simulates the clock and the randomness of its whole program.
 
-use crate::world::mutants::Mutant;
+use crate::world::{mutants::Mutant, run::Scenario};
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -24,6 +24,8 @@ const PATIENCE: Duration = Duration::from_secs(1200);
 pub struct Options {
     /// Keep a log.
     pub record: bool,
+    /// This scenario on one node, without faults, instead of what the seed draws.
+    pub scenario: Option<Scenario>,
     /// A mechanism that is broken, of those that the network can break ([`NETWORK_MUTANTS`]).
     pub mutant: Option<Mutant>,
 }
@@ -51,6 +53,10 @@ pub struct Outcome {
     pub records: u64,
     /// Domains that began.
     pub starts: u64,
+    /// Phases of each instance.
+    pub lives: Vec<String>,
+    /// Writes of controllers that took effect, by verb and kind.
+    pub controller_writes: BTreeMap<String, u32>,
     /// Simulated milliseconds.
     pub elapsed: u64,
     /// Simulated milliseconds from the last fault until nothing moved any more.
@@ -86,6 +92,9 @@ pub fn one(seed: u64, options: Options) -> Result<Outcome> {
     command.arg(seed.to_string()).args(options.record.then_some("--journal"));
     if let Some(mutant) = options.mutant {
         command.args(["--mutant", &format!("{mutant:?}")]);
+    }
+    if let Some(scenario) = options.scenario {
+        command.args(["--scenario", &format!("{scenario:?}")]);
     }
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("starting virtfold-sim")?;
     let mut stdout = child.stdout.take().context("virtfold-sim has no output")?;

@@ -1,6 +1,7 @@
 //! The production drivers in a simulated network: some seeds hold, and the same seed is the same run.
 
 use chaos_tests::runs::{self, NETWORK_MUTANTS, Options};
+use chaos_tests::world::run::{self, Scenario, lasting};
 use std::sync::Mutex;
 
 /// Seeds that are run on every change.
@@ -38,5 +39,20 @@ fn what_is_bent_between_the_components_is_noticed() {
         let seed = (0..MUTANT_SEEDS).find(caught);
         println!("{mutant:?} is caught by {check} with seed {seed:?}");
         assert!(seed.is_some(), "{mutant:?} is not caught by {check} within {MUTANT_SEEDS} seeds");
+    }
+}
+
+/// The model world's agents, launchers and hubs are models of what runs here, and the launchers here of what runs there: what
+/// both worlds make of the same script has to be the same.
+#[test]
+fn a_script_is_the_same_life_in_the_model_world_and_in_the_simulated_network() {
+    for scenario in Scenario::ALL {
+        let (model, _) = run::scenario(scenario, None, false);
+        let options = Options { scenario: Some(scenario), ..Options::default() };
+        let network = runs::one(7, options).unwrap();
+        assert_eq!(network.violations, [], "{scenario:?}");
+        assert_eq!(network.lives, model.lives, "{scenario:?}");
+        assert_eq!(network.starts, u64::from(model.starts), "{scenario:?}");
+        assert_eq!(lasting(&network.controller_writes), lasting(&model.writes), "{scenario:?}");
     }
 }

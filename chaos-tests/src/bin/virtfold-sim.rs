@@ -1,10 +1,11 @@
-//! One seed of the simulated network, in a process of its own: `virtfold-sim SEED [--journal] [--mutant NAME] [--keep FOLDER]`. Prints the outcome as
+//! One seed of the simulated network, in a process of its own: `virtfold-sim SEED [--journal] [--mutant NAME] [--scenario NAME] [--keep FOLDER]`. Prints the outcome as
 //! one line of JSON; `virtfold-chaos run --layer 2` starts one a seed. Time and randomness of the whole program are simulated.
 
 use anyhow::Context;
 use chaos_tests::{
     runs::{NETWORK_MUTANTS, Options},
     sim::run,
+    world::run::Scenario,
 };
 use rand::SeedableRng;
 
@@ -13,7 +14,7 @@ fn main() -> anyhow::Result<()> {
     let seed = words
         .next()
         .and_then(|s| s.parse::<u64>().ok())
-        .context("usage: virtfold-sim SEED [--journal] [--mutant NAME] [--keep FOLDER]")?;
+        .context("usage: virtfold-sim SEED [--journal] [--mutant NAME] [--scenario NAME] [--keep FOLDER]")?;
     // Before anything is drawn: the first hash map of a thread asks for its key.
     mad_turmoil::rand::set_rng(rand::rngs::StdRng::seed_from_u64(seed));
     fastrand::seed(seed);
@@ -26,6 +27,11 @@ fn main() -> anyhow::Result<()> {
                 let name = words.next().context("--mutant wants a name")?;
                 let of = NETWORK_MUTANTS.iter().find(|(m, _)| format!("{m:?}") == name);
                 options.mutant = Some(of.with_context(|| format!("{name}: there are {NETWORK_MUTANTS:?}"))?.0);
+            }
+            "--scenario" => {
+                let name = words.next().context("--scenario wants a name")?;
+                let of = Scenario::ALL.into_iter().find(|s| format!("{s:?}") == name);
+                options.scenario = Some(of.with_context(|| format!("{name}: there are {:?}", Scenario::ALL))?);
             }
             "--keep" => keep = Some(words.next().context("--keep wants a folder")?),
             other => anyhow::bail!("unknown: {other}"),

@@ -64,9 +64,13 @@ struct Size {
 pub fn run(seed: u64, folder: &Path, options: &Options) -> anyhow::Result<Outcome> {
     let mut dice = Dice::new(seed ^ 0x5eed);
     let drawn = Swarm::draw(&mut dice);
-    let swarm = options.mutant.and_then(Mutant::swarm).unwrap_or(drawn);
-    let size =
+    let swarm = match options.scenario {
+        Some(_) => Swarm::none(),
+        None => options.mutant.and_then(Mutant::swarm).unwrap_or(drawn),
+    };
+    let drawn =
         Size { controllers: count(&mut dice, 1, 3), nodes: count(&mut dice, 1, 3), machines: count(&mut dice, 1, 4) };
+    let size = if options.scenario.is_some() { Size { controllers: 2, nodes: 1, machines: 1 } } else { drawn };
     Truth::begin(seed, swarm.clone(), options);
     truth::say(|| format!("seed {seed}: {size:?}, faults: {swarm}"));
     note_panics();
@@ -111,10 +115,14 @@ pub fn run(seed: u64, folder: &Path, options: &Options) -> anyhow::Result<Outcom
         sim.host(format!("controller-{c}"), move || hosts::controller(s.clone(), format!("controller-{c}")));
     }
     let names: Vec<String> = (0..size.machines).map(|i| format!("vm-{i}")).collect();
-    let asked = names.clone();
+    let (asked, scenario, s) = (names.clone(), options.scenario, site.clone());
     sim.client(PEOPLE, async move {
         tokio::time::sleep(Duration::from_secs(5)).await;
-        people::People::new(seed, asked)?.work(TROUBLE).await
+        let people = people::People::new(seed, asked)?;
+        match scenario {
+            Some(scenario) => people.script(scenario, &s).await,
+            None => people.work(TROUBLE).await,
+        }
     });
 
     let mut trouble = Trouble::new(seed, size.controllers, size.nodes);
@@ -155,6 +163,8 @@ pub fn run(seed: u64, folder: &Path, options: &Options) -> anyhow::Result<Outcom
         calls: t.calls,
         records,
         starts: t.ghost.starts.values().map(|n| u64::from(*n)).sum(),
+        lives: t.ghost.lives(),
+        controller_writes: std::mem::take(&mut t.ghost.writes),
         elapsed,
         converged: t.ghost.last_write.saturating_sub(healed),
         struck: t.struck.iter().map(|(f, n)| (f.to_string(), *n)).chain(trouble.struck()).collect(),

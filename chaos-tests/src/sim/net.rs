@@ -173,7 +173,11 @@ async fn answer(
         return std::future::pending().await;
     }
     let lost = writes && truth::hit(Fault::LostReply);
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let response = ORIGIN.scope(origin.clone(), server.handle(request, Some(user))).await;
+    if writes && response.status().is_success() {
+        truth::done(origin, &method, &path);
+    }
     if lost {
         return lose().await;
     }

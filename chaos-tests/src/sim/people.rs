@@ -1,17 +1,24 @@
 //! Who makes, starts, stops, restarts and deletes machines: a client like any other.
 
-use super::{net, truth};
+use super::{hosts::Site, net, truth};
 use crate::world::{
     dice::Dice,
+    run::Scenario,
     server::{Res, Seen},
-    users::{NS, STRATEGIES, Wish, machine, restart, start, stop},
+    sets,
+    users::{Deed, NS, STRATEGIES, Wish, machine, restart, start, stop},
 };
 use embedded::semantics::write::Part;
 use kube::{
     Api, Client,
     api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams},
 };
+use node_agent::simulation::Ending;
+use serde_json::json;
 use std::{rc::Rc, time::Duration};
+
+/// The set, where there is one.
+const SET: &str = "set-0";
 
 /// People at work.
 pub struct People {
@@ -46,9 +53,60 @@ impl People {
             self.create(&name).await;
             self.pause(1, 3000).await;
         }
+        // Every other seed has a set, too.
+        let scales = self.dice.chance(500);
+        if scales {
+            let replicas = self.dice.between(0, 3);
+            self.make_set(replicas).await;
+        }
         while turmoil::elapsed() < until {
             self.pause(200, 15_000).await;
-            self.deed().await;
+            if scales && self.dice.chance(150) {
+                let replicas = self.dice.between(0, 4);
+                self.scale(replicas).await;
+            } else {
+                self.deed().await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Does what a scenario of the model world says.
+    pub async fn script(mut self, scenario: Scenario, site: &Site) -> turmoil::Result {
+        self.carry_out(scenario.prepare()).await?;
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        truth::say(|| format!("somebody: {scenario:?}"));
+        if let Some(deed) = scenario.deed() {
+            self.carry_out(deed).await?;
+        }
+        if let Some(off) = scenario.guest_ends() {
+            let how = if off { Ending::PowerOff } else { Ending::Crash };
+            for place in &site.places {
+                for pod in place.pods().into_iter().take(1) {
+                    place.end_guest(&pod, how);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A deed of a scenario.
+    async fn carry_out(&mut self, deed: Deed) -> turmoil::Result {
+        match deed {
+            Deed::Create(name, strategy) => self.make(&name, strategy).await,
+            Deed::CreateSet(_, replicas) => self.make_set(replicas).await,
+            Deed::Scale(_, replicas) => self.scale(replicas).await,
+            Deed::Delete(name, _) => drop(self.api(Res::Vm).delete(&name, &DeleteParams::background()).await?),
+            Deed::Stop(ref name, _) | Deed::Restart(ref name) => {
+                let (vm, vmi) = (self.see(Res::Vm, name).await, self.see(Res::Vmi, name).await);
+                let vm = vm.ok_or_else(|| format!("{name} is not there"))?;
+                let wish = match &deed {
+                    Deed::Stop(..) => stop(&vm, vmi.as_deref()),
+                    _ => vmi.and_then(|v| restart(&vm, &v)),
+                };
+                self.wish(name, wish).await;
+            }
+            other => return Err(format!("no scenario has {other:?}").into()),
         }
         Ok(())
     }
@@ -59,6 +117,10 @@ impl People {
 
     async fn create(&mut self, name: &str) {
         let strategy = self.dice.pick(&STRATEGIES).copied().unwrap_or("Always");
+        self.make(name, strategy).await;
+    }
+
+    async fn make(&mut self, name: &str, strategy: &str) {
         let mut object = machine(name, strategy, self.dice.between(0, 8));
         object["apiVersion"] = "kubevirt.io/v1".into();
         object["kind"] = "VirtualMachine".into();
@@ -67,6 +129,22 @@ impl People {
             // Who is refused looks again later, as with everything below.
             let _ = self.api(Res::Vm).create(&PostParams::default(), &object).await;
         }
+    }
+
+    async fn make_set(&mut self, replicas: u64) {
+        let mut object = sets::of(SET, replicas, self.dice.between(0, 8));
+        object["apiVersion"] = "kubevirt.io/v1".into();
+        object["kind"] = "VirtualMachineInstanceReplicaSet".into();
+        truth::say(|| format!("somebody makes a set of {replicas}"));
+        if let Ok(set) = serde_json::from_value::<DynamicObject>(object) {
+            let _ = self.api(Res::Set).create(&PostParams::default(), &set).await;
+        }
+    }
+
+    async fn scale(&mut self, replicas: u64) {
+        truth::say(|| format!("somebody scales the set to {replicas}"));
+        let patch = Patch::Merge(json!({"spec": {"replicas": replicas}}));
+        let _ = self.api(Res::Set).patch(SET, &PatchParams::default(), &patch).await;
     }
 
     async fn wish(&self, name: &str, wish: Option<Wish>) {

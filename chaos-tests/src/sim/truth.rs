@@ -300,6 +300,20 @@ pub fn asked(origin: &Origin, method: &http::Method, uri: &http::Uri) {
     });
 }
 
+/// A write was done.
+pub fn done(origin: &Origin, method: &http::Method, path: &str) {
+    let of = |res: &Res| path.split('/').any(|part| part == res.resource().plural);
+    let Some(res) = Res::ALL.into_iter().find(of).filter(|r| *r != Res::Lease && origin.is_controller()) else {
+        return;
+    };
+    let verb = match *method {
+        http::Method::POST => "create",
+        http::Method::DELETE => "delete",
+        _ => "change",
+    };
+    with(|t| *t.ghost.writes.entry(format!("{verb} {res:?}")).or_default() += 1);
+}
+
 /// Watches that are opened again ask for the newest version by a list.
 fn is_list(method: &http::Method, path: &str) -> bool {
     let collections = Res::ALL.map(|r| r.resource().plural.clone());

@@ -137,6 +137,20 @@ impl Ghost {
         self.present.values().filter(move |o| o.res == res)
     }
 
+    /// The phases of each instance in words, in the order in which they were made.
+    pub fn lives(&self) -> Vec<String> {
+        let mut all: Vec<(u64, String)> = self
+            .phases
+            .iter()
+            .map(|(uid, phases)| {
+                let made = self.history.get(uid).and_then(|h| h.first()).map_or(0, |v| v.revision);
+                (made, phases.iter().map(|p| format!("{p:?}")).collect::<Vec<_>>().join(" "))
+            })
+            .collect();
+        all.sort();
+        all.into_iter().map(|(_, life)| life).collect()
+    }
+
     fn exists(&self, uid: &str) -> bool {
         self.present.contains_key(uid)
     }

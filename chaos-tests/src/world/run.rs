@@ -29,6 +29,8 @@ pub struct Outcome {
     pub steps: u64,
     /// Domains that began.
     pub starts: u32,
+    /// Phases of each instance.
+    pub lives: Vec<String>,
     /// Writes of controllers by verb and kind.
     pub writes: BTreeMap<String, u32>,
     /// Faults that struck.
@@ -112,6 +114,7 @@ fn finish(mut w: World, seed: u64, swarm: Swarm) -> Outcome {
         hash: w.hash,
         steps: w.steps,
         starts: w.ghost.starts.values().sum(),
+        lives: w.ghost.lives(),
         writes: std::mem::take(&mut w.ghost.writes),
         struck: std::mem::take(&mut w.struck),
         violations: std::mem::take(&mut w.violations),
@@ -173,12 +176,34 @@ impl Scenario {
     ];
 
     /// What is there before something happens.
-    fn prepare(self) -> Deed {
+    pub fn prepare(self) -> Deed {
         let machine = |strategy| Deed::Create("vm-0".into(), strategy);
         match self {
             Self::Start | Self::Stop | Self::Restart | Self::Delete => machine("Always"),
             Self::PowerOff | Self::Crash => machine("RerunOnFailure"),
             Self::ScaleUp | Self::ScaleDown | Self::MemberCrash => Deed::CreateSet("set-0".into(), 2),
+        }
+    }
+
+    /// What somebody does then; `None` where nobody does anything, but perhaps a guest ([`Scenario::guest_ends`]).
+    pub fn deed(self) -> Option<Deed> {
+        let name = || "vm-0".to_owned();
+        match self {
+            Self::Start | Self::PowerOff | Self::Crash | Self::MemberCrash => None,
+            Self::Stop => Some(Deed::Stop(name(), None)),
+            Self::Restart => Some(Deed::Restart(name())),
+            Self::Delete => Some(Deed::Delete(name(), true)),
+            Self::ScaleUp => Some(Deed::Scale("set-0".into(), 3)),
+            Self::ScaleDown => Some(Deed::Scale("set-0".into(), 1)),
+        }
+    }
+
+    /// A guest ends by itself: powers itself off (`true`), or crashes.
+    pub fn guest_ends(self) -> Option<bool> {
+        match self {
+            Self::PowerOff => Some(true),
+            Self::Crash | Self::MemberCrash => Some(false),
+            Self::Start | Self::Stop | Self::Restart | Self::Delete | Self::ScaleUp | Self::ScaleDown => None,
         }
     }
 
@@ -212,22 +237,13 @@ pub fn scenario(which: Scenario, crash: Option<CrashPoint>, record: bool) -> (Ou
         w.crash = crash;
         w.effects = [0, 0];
     }
-    let name = || "vm-0".to_owned();
-    match which {
-        Scenario::Start => {}
-        Scenario::Stop => drop(w.deed(&Deed::Stop(name(), None))),
-        Scenario::Restart => drop(w.deed(&Deed::Restart(name()))),
-        Scenario::Delete => drop(w.deed(&Deed::Delete(name(), true))),
-        Scenario::ScaleUp => drop(w.deed(&Deed::Scale("set-0".into(), 3))),
-        Scenario::ScaleDown => drop(w.deed(&Deed::Scale("set-0".into(), 1))),
-        Scenario::PowerOff | Scenario::Crash | Scenario::MemberCrash => {
-            let event = match which {
-                Scenario::PowerOff => super::node::LauncherEvent::PoweredOff,
-                _ => super::node::LauncherEvent::Crashed,
-            };
-            for (pod, _) in w.guests(0).into_iter().take(1) {
-                w.end_guest(0, &pod, event);
-            }
+    if let Some(deed) = which.deed() {
+        w.deed(&deed);
+    }
+    if let Some(off) = which.guest_ends() {
+        let event = if off { super::node::LauncherEvent::PoweredOff } else { super::node::LauncherEvent::Crashed };
+        for (pod, _) in w.guests(0).into_iter().take(1) {
+            w.end_guest(0, &pod, event);
         }
     }
     let settled = w.now + 60_000;
@@ -273,7 +289,7 @@ pub fn crash_points(which: Scenario, mut each: impl FnMut(Crashed)) {
 }
 
 /// Creations, and deletions of what is not deleted yet: what a crash may neither add nor take away.
-fn lasting(writes: &BTreeMap<String, u32>) -> BTreeMap<String, u32> {
+pub fn lasting(writes: &BTreeMap<String, u32>) -> BTreeMap<String, u32> {
     writes
         .iter()
         .filter(|(k, _)| !k.starts_with("change") && !k.ends_with("Lease"))

@@ -8,7 +8,7 @@ use super::{
     server::{Res, Seen},
     users::{Deed, NS, spec},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use state::{
     Event, Key, Machine, Timestamp,
     object::{Kind, ObjectRef},
@@ -17,6 +17,13 @@ use state::{
     vm,
 };
 use std::rc::Rc;
+
+/// A set as admission lets it through.
+pub fn of(name: &str, replicas: u64, grace: u64) -> Value {
+    let labels = json!({"set": name});
+    json!({"metadata": {"name": name}, "spec": {"replicas": replicas, "selector": {"matchLabels": labels},
+        "template": {"metadata": {"labels": labels}, "spec": spec(grace)}}})
+}
 
 /// One Set cell, and what its driver has told it to look at.
 pub(super) struct SetCell {
@@ -122,10 +129,7 @@ impl World {
 
     pub(super) fn create_set(&mut self, name: &str, replicas: u64) -> bool {
         let grace = self.dice.between(0, 8);
-        let labels = json!({"set": name});
-        let set = json!({"metadata": {"name": name}, "spec": {"replicas": replicas, "selector": {"matchLabels": labels},
-            "template": {"metadata": {"labels": labels}, "spec": spec(grace)}}});
-        self.serve(Verb::Create(Res::Set, NS.into(), set), None).is_ok()
+        self.serve(Verb::Create(Res::Set, NS.into(), of(name, replicas, grace)), None).is_ok()
     }
 
     /// Something happens to a set or to one of its instances.
