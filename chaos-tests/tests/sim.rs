@@ -7,7 +7,7 @@ use std::sync::Mutex;
 /// Seeds that are run on every change.
 const SEEDS: u64 = 5;
 /// Seeds within which every mutant has to be caught.
-const MUTANT_SEEDS: u64 = 12;
+const MUTANT_SEEDS: u64 = 5;
 
 #[test]
 fn seeds_of_the_simulated_network_hold() {
@@ -51,7 +51,12 @@ fn a_script_is_the_same_life_in_the_model_world_and_in_the_simulated_network() {
         let options = Options { scenario: Some(scenario), ..Options::default() };
         let network = runs::one(7, options).unwrap();
         assert_eq!(network.violations, [], "{scenario:?}");
-        assert_eq!(network.lives, model.lives, "{scenario:?}");
+        // Which instance of a set goes depends on their names, which are random.
+        let sorted = |mut lives: Vec<String>| {
+            lives.sort();
+            lives
+        };
+        assert_eq!(sorted(network.lives), sorted(model.lives), "{scenario:?}");
         assert_eq!(network.starts, u64::from(model.starts), "{scenario:?}");
         assert_eq!(lasting(&network.controller_writes), lasting(&model.writes), "{scenario:?}");
     }

@@ -201,24 +201,16 @@ async fn answer(
     Ok(response)
 }
 
-/// What a mutant makes of a request.
+/// What a mutant makes of a request: the Lease is taken without saying which version was read.
 async fn bend(mutant: Option<Mutant>, request: http::Request<Body>) -> Result<http::Request<Body>, Lost> {
-    let (path, method) = (request.uri().path().to_owned(), request.method().clone());
-    let bends = match mutant {
-        Some(Mutant::RandomPodName) => method == http::Method::POST && path.ends_with("/pods"),
-        Some(Mutant::LeaseWithoutVersion) => method == http::Method::PUT && path.ends_with("/virtfold-controller"),
-        _ => false,
-    };
-    if !bends {
+    let lease = request.method() == http::Method::PUT && request.uri().path().ends_with("/virtfold-controller");
+    if mutant != Some(Mutant::LeaseWithoutVersion) || !lease {
         return Ok(request);
     }
     let (mut parts, body) = request.into_parts();
     let body = axum::body::to_bytes(body, usize::MAX).await.map_err(|_| Lost)?;
     let mut object: Value = serde_json::from_slice(&body).map_err(|_| Lost)?;
-    let meta = &mut object["metadata"];
-    if mutant == Some(Mutant::RandomPodName) {
-        meta["name"] = uuid::Uuid::new_v4().to_string().into();
-    } else if let Some(meta) = meta.as_object_mut() {
+    if let Some(meta) = object["metadata"].as_object_mut() {
         meta.remove("resourceVersion");
     }
     parts.headers.remove(http::header::CONTENT_LENGTH);
