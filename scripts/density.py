@@ -174,9 +174,10 @@ class Plane:
             json.dump(steps or [step("POST", API.format("@namespace@") + "virtualmachines", vm(), keep="vm")], file)
         command = [self.chaos, "load", what, "--kubeconfig", os.path.join(self.data, "kubeconfig"), "--steps", path, "--namespace", namespace,
                    "--count", str(count), "--clients", str(clients), "--limit", str(limit)]
-        done = subprocess.run(command + (["--rate", str(rate)] if rate else []), capture_output=True, text=True)
+        done = subprocess.run(command + (["--rate", str(rate)] if rate else []), capture_output=True, text=True,
+                              env={**os.environ, "RUST_BACKTRACE": "0"})
         if done.returncode:
-            raise Failed(f"{what} of {count} VMs: {done.stderr.strip()[-500:]}")
+            raise Failed(f"{what} of {count} VMs: " + " ".join(done.stderr.split())[:500])
         return json.loads(done.stdout)
 
     def others(self):

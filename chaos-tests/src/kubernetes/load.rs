@@ -97,6 +97,12 @@ struct Seen {
     status: Status,
 }
 
+/// What every answer has.
+#[derive(Debug, Deserialize)]
+struct Made {
+    metadata: Meta,
+}
+
 /// An administrator's client.
 pub async fn client(kubeconfig: &Path) -> Result<Client> {
     let read = Kubeconfig::read_from(kubeconfig).with_context(|| format!("read {}", kubeconfig.display()))?;
@@ -106,7 +112,7 @@ pub async fn client(kubeconfig: &Path) -> Result<Client> {
 }
 
 /// Does one step; what the server answered.
-async fn act(client: &Client, step: &Step, known: &BTreeMap<String, String>) -> Result<Seen> {
+async fn act(client: &Client, step: &Step, known: &BTreeMap<String, String>) -> Result<Made> {
     let fill = |text: &str| known.iter().fold(text.to_owned(), |t, (k, v)| t.replace(&format!("@{k}@"), v));
     let request = Request::builder().method(step.method.as_str()).uri(fill(&step.path));
     let request = request.header("content-type", &step.kind).body(fill(&step.body).into_bytes())?;
@@ -132,12 +138,8 @@ async fn watch(
     namespace: &str,
     plural: &str,
 ) -> Result<impl Stream<Item = Result<WatchEvent<Seen>>> + use<>> {
-    #[derive(Deserialize)]
-    struct List {
-        metadata: Meta,
-    }
     let path = format!("/apis/kubevirt.io/v1/namespaces/{namespace}/{plural}");
-    let list: List = client.request(Request::get(format!("{path}?limit=1")).body(vec![])?).await?;
+    let list: Made = client.request(Request::get(format!("{path}?limit=1")).body(vec![])?).await?;
     let version = list.metadata.version;
     let watch = format!("{path}?watch=1&resourceVersion={version}&timeoutSeconds={WATCH}");
     let events = client.request_events::<Seen>(Request::get(watch).body(vec![])?).await?;
