@@ -30,7 +30,7 @@ const QEMU: u64 = 40 * MIB;
 const VCPU: u64 = MIB;
 /// Video memory of the graphics adapters.
 const VIDEO: u64 = 16 * MIB;
-/// A process that asks inside of the guest for a probe: 5 MiB measured while it runs, and reserve.
+/// A process that asks inside of the guest for a probe, with reserve.
 const PROBE: u64 = 8 * MIB;
 /// Page tables that map the guest's memory: 8 bytes a page of 4 KiB.
 const PAGE_TABLE_SHARE: u64 = 512;
