@@ -88,6 +88,10 @@ impl Vm {
             return Cow::Borrowed(asked);
         }
         let mut q = asked.clone();
+        // RerunOnFailure alone asks for reruns; under another strategy that the machine has now, that one decides what follows.
+        if vm.strategy != Strategy::RerunOnFailure {
+            q.retain(|r| !r.data.contains_key(RERUN_OF));
+        }
         match vm.strategy {
             // Who halts a machine overrides the starts that were asked for before; else the rest of a restart would undo it.
             // A halted machine cannot be asked to restart, so a Start behind a Stop is older than that; and it is asked to

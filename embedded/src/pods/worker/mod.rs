@@ -328,6 +328,8 @@ impl Worker {
             }
         }
         let mut probes = self.probes();
+        // What was last said of each probe.
+        let mut told = [String::new(), String::new()];
         if self.record.stopping.is_some() {
             // An earlier runner may have died before the signal.
             process.signal(Signal::SIGTERM);
@@ -343,11 +345,15 @@ impl Worker {
                 process.signal(Signal::SIGKILL);
                 killed = true;
             }
-            for (probe, health) in [("Readiness", &mut probes.ready), ("Liveness", &mut probes.alive)] {
-                let news = health.has_changed().unwrap_or(false) && self.record.stopping.is_none();
-                let trouble = health.borrow_and_update().trouble.clone();
-                if news && !trouble.is_empty() {
-                    self.event("Unhealthy", &format!("{probe} probe failed: {trouble}"));
+            for ((probe, health), told) in
+                [("Readiness", &probes.ready), ("Liveness", &probes.alive)].iter().zip(&mut told)
+            {
+                let trouble = health.borrow().trouble.clone();
+                if trouble != *told && self.record.stopping.is_none() {
+                    if !trouble.is_empty() {
+                        self.event("Unhealthy", &format!("{probe} probe failed: {trouble}"));
+                    }
+                    *told = trouble;
                 }
             }
             self.ready = probes.ready.borrow().holds;

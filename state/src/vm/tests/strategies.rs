@@ -572,3 +572,16 @@ fn rule_1_2_a_halted_machine_drops_every_start_that_is_older_than_a_stop_or_than
         assert_eq!(plain(&left), plain(&after), "{was}: {before}");
     }
 }
+
+#[test]
+fn rule_1_1_a_rerun_is_dropped_by_a_strategy_that_does_not_rerun() {
+    let requests = json!([{"action": "Start", "data": {"virtfold.io/rerun-of": "vmi-1"}}]);
+    let status = json!({"runStrategy": "RerunOnFailure", "stateChangeRequests": requests});
+    for strategy in STRATEGIES {
+        for vmi in [Some(vmi_in(Phase::Failed)), None] {
+            let (cell, view) = seen(&json!({"runStrategy": strategy}), &status, vmi.as_ref());
+            let kept = usize::from(strategy == "RerunOnFailure");
+            assert_eq!(cell.requests(&view).len(), kept, "{strategy}: {:?}", vmi.is_some());
+        }
+    }
+}
