@@ -7,7 +7,7 @@ use std::sync::Mutex;
 /// Seeds that are run on every change.
 const SEEDS: u64 = 5;
 /// Seeds within which every mutant has to be caught.
-const MUTANT_SEEDS: u64 = 5;
+const MUTANT_SEEDS: u64 = 12;
 
 #[test]
 fn seeds_of_the_simulated_network_hold() {

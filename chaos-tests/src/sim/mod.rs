@@ -66,7 +66,7 @@ pub fn run(seed: u64, folder: &Path, options: &Options) -> anyhow::Result<Outcom
     let drawn = Swarm::draw(&mut dice);
     let swarm = match options.scenario {
         Some(_) => Swarm::none(),
-        None => options.mutant.and_then(Mutant::swarm).unwrap_or(drawn),
+        None => options.mutant.and_then(swarm_of).unwrap_or(drawn),
     };
     let drawn =
         Size { controllers: count(&mut dice, 1, 3), nodes: count(&mut dice, 1, 3), machines: count(&mut dice, 1, 4) };
@@ -171,6 +171,14 @@ pub fn run(seed: u64, folder: &Path, options: &Options) -> anyhow::Result<Outcom
         swarm: swarm.to_string(),
         log: t.log(),
     }))
+}
+
+/// Faults under which a mutant shows: a Lease that is written without its version, where writes of the dead come late.
+fn swarm_of(mutant: Mutant) -> Option<Swarm> {
+    match mutant {
+        Mutant::LeaseWithoutVersion => Some(Swarm::none().with(Fault::LateWrite, 150).with(Fault::ControllerCrash, 60)),
+        other => other.swarm(),
+    }
 }
 
 fn count(dice: &mut Dice, low: u64, high: u64) -> usize {
