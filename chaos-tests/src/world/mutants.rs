@@ -80,7 +80,8 @@ impl Mutant {
             }
             Self::AbsenceIsEvidence => Some(Swarm::none().with(Fault::StaleServer, 800).with(Fault::WatchDropped, 300)),
             Self::SetsFromTheCache => {
-                Some(Swarm::none().with(Fault::StaleServer, 800).with(Fault::ControllerCrash, 100))
+                let swarm = Swarm::none().with(Fault::StaleServer, 900).with(Fault::WatchDropped, 300);
+                Some(swarm.with(Fault::ControllerCrash, 10))
             }
             Self::LatchOff
             | Self::NoFinalizer
