@@ -86,7 +86,7 @@ pub async fn api(site: Rc<Site>) -> turmoil::Result {
 /// A controller process.
 pub async fn controller(site: Rc<Site>, host: String) -> turmoil::Result {
     let config = reconcilers::Config {
-        client: net::client()?,
+        client: net::client(&host)?,
         dial: net::dial(),
         tls: site.identities.controller(),
         lease: LeaseConfig::default(),
@@ -112,7 +112,7 @@ pub async fn agent(site: Rc<Site>, n: usize) -> turmoil::Result {
     let lease = LeaseConfig::default();
     let config = node_agent::Config {
         node_name: host.clone(),
-        client: net::client()?,
+        client: net::client(&host)?,
         incoming,
         address: address.to_string(),
         tls: site.identities.node(&host),
@@ -135,7 +135,7 @@ pub async fn agent(site: Rc<Site>, n: usize) -> turmoil::Result {
 pub async fn pods(site: Rc<Site>, n: usize) -> turmoil::Result {
     let Some(place) = site.places.get(n) else { return Ok(()) };
     let pods = Pods {
-        client: net::client()?,
+        client: net::client(place.name())?,
         delays: site.delays.clone(),
         kubelet: true,
         scheduler: false,

@@ -68,7 +68,7 @@ impl hyper::rt::Write for Wire {
 }
 
 /// The Kubernetes client of the host that asks for it: the layers of production over hyper's client over this network.
-pub fn client() -> Result<kube::Client, http::uri::InvalidUri> {
+pub fn client(host: &str) -> Result<kube::Client, http::uri::InvalidUri> {
     let config = kube::Config::new(format!("http://api:{API_PORT}").parse()?);
     let connector = tower::service_fn(|_: http::Uri| {
         let connecting = async {
@@ -78,7 +78,18 @@ pub fn client() -> Result<kube::Client, http::uri::InvalidUri> {
         connecting.boxed()
     });
     let http = Http::builder(TokioExecutor::new()).pool_timer(TokioTimer::new()).build(connector);
-    let service = ServiceBuilder::new().layer(TimeoutLayer::new(ANSWER)).layer(config.base_uri_layer()).service(http);
+    let controller = Origin(host.to_owned()).is_controller();
+    let told = move |request: http::Request<kube::client::Body>| {
+        if controller {
+            truth::sends(request.method(), request.uri().path());
+        }
+        request
+    };
+    let service = ServiceBuilder::new()
+        .map_request(told)
+        .layer(TimeoutLayer::new(ANSWER))
+        .layer(config.base_uri_layer())
+        .service(http);
     Ok(kube::Client::new(service, "default"))
 }
 

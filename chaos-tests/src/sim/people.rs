@@ -33,7 +33,7 @@ impl People {
     /// # Errors
     /// The API server's address is no address.
     pub fn new(seed: u64, names: Vec<String>) -> turmoil::Result<Self> {
-        Ok(Self { client: net::client()?, dice: Dice::new(seed), names })
+        Ok(Self { client: net::client(truth::PEOPLE)?, dice: Dice::new(seed), names })
     }
 
     fn api(&self, res: Res) -> Api<DynamicObject> {

@@ -28,7 +28,8 @@ tokio::task_local! {
 pub struct Origin(pub String);
 
 impl Origin {
-    fn is_controller(&self) -> bool {
+    /// A controller.
+    pub fn is_controller(&self) -> bool {
         self.0.starts_with("controller")
     }
 
@@ -66,6 +67,8 @@ pub struct Truth {
     dice: Option<Dice>,
     /// The version of a machine that a controller read last, by host and name.
     reads: BTreeMap<(String, String), u64>,
+    /// What was wrong with a deletion when a controller sent it, by UID; `None`: nothing. It is wrong if it is done.
+    sent: BTreeMap<String, Option<String>>,
     /// When the Lease was written last by its holder, and for how long it counts.
     lease: Option<(String, u64, u64)>,
     log: Option<Vec<String>>,
@@ -272,12 +275,34 @@ pub fn committed(key: &str, before: Option<(i64, &[u8])>, now: Option<&[u8]>, re
         if by_controller
             && begins
             && before.is_some()
-            && let Some(kind) = res.kind()
+            && let Some(Some(wrong)) = t.sent.get(now.uid())
         {
-            let (namespace, name) = (now.namespace().to_owned(), now.name().to_owned());
-            t.ghost.deletes(&ObjectRef { kind, namespace, name, uid: now.uid().to_owned().into() });
+            t.ghost.unfounded.push(wrong.clone());
         }
         t.ghost.committed(&Commit { now, before, gone }, at, by_controller);
+    });
+}
+
+/// A controller sends a request: what it wants to delete is judged by what there is at this moment, and not when the request
+/// has arrived.
+pub fn sends(method: &http::Method, path: &str) {
+    if method != http::Method::DELETE {
+        return;
+    }
+    let words: Vec<&str> = path.split('/').collect();
+    let [.., "namespaces", namespace, plural, name] = words.as_slice() else { return };
+    let Some(res) = Res::ALL.into_iter().find(|r| r.resource().plural == *plural) else { return };
+    with(|t| {
+        let (Some(kind), Some(object)) = (res.kind(), t.ghost.find(res, namespace, name).cloned()) else { return };
+        let known = t.ghost.unfounded.len();
+        let (namespace, name) = ((*namespace).to_owned(), (*name).to_owned());
+        t.ghost.deletes(&ObjectRef { kind, namespace, name, uid: object.uid().to_owned().into() });
+        let wrong = t.ghost.unfounded.drain(known..).next();
+        // One of them that was right is enough.
+        let verdict = t.sent.entry(object.uid().to_owned()).or_insert_with(|| wrong.clone());
+        if wrong.is_none() {
+            *verdict = None;
+        }
     });
 }
 
