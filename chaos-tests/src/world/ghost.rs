@@ -72,7 +72,7 @@ pub struct Ghost {
     pub unfounded: Vec<String>,
     /// Domains that began without authority.
     pub unauthorised: Vec<String>,
-    /// Sets that made more than anybody ever wanted.
+    /// Instances of sets that stand in no place of theirs.
     pub surplus: Vec<String>,
     /// Instances that are called ended and run.
     pub alive: Vec<String>,

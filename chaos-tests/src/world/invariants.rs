@@ -133,7 +133,8 @@ pub struct Quiet<'a> {
     pub led: bool,
 }
 
-/// S23: a set never makes more instances than it was ever told to have.
+/// S23, as far as it is promised: a set's instances stand in places, each of them once, and it needs few places. (A leader that
+/// does not know of one, because its view is old or because it was made late, fills another place for a while.)
 pub fn check_s23(w: &Ghost) -> Result<(), String> {
     none(&w.surplus)
 }
