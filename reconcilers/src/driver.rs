@@ -160,8 +160,6 @@ impl Driver {
                     Some(Answer::Vm(key, id, result)) => {
                         if let Settled::Applied(Some(object)) = &result {
                             d.note(&key, object);
-                            // Own writes count at once, also for the set that an instance is of.
-                            d.show_sets(&key, &Sight::Present(object.clone()));
                         }
                         d.input(key, Input::Settled { id, result });
                     }

@@ -14,7 +14,7 @@ use embedded::semantics::{Status, write::Part};
 use serde_json::json;
 use state::{
     Event, Key, Machine, Millis, NodeName, PodUid, ResourceVersion, Timestamp, Uid,
-    domain::{AckResult, Domain, InstructKind, Outcome},
+    domain::{AckResult, Domain, Outcome},
     node,
     object::{CommandId, Kind, ObjectRef, Refusal, Settled},
     observe::{NodeView, Object},
@@ -489,10 +489,6 @@ impl World {
                     self.controllers[c].note(o);
                 }
                 let result = settled(said, writes, object);
-                // Own writes count at once, also for the set that an instance is of.
-                if let Settled::Applied(Some(o)) = &result {
-                    self.show_sets(c, &key, &Sight::Present(o.clone()));
-                }
                 self.settle(c, CellId::Vm(key), id, result);
             }
             Then::Settle(CellId::Set(key), id, writes) => {
@@ -529,10 +525,6 @@ impl World {
                 let slot = (node.clone(), instruction.id.to_string());
                 if let Some(d) = self.driver(c) {
                     d.waiting.insert(slot.clone(), (key, id));
-                }
-                // From now on it may begin, whatever becomes of its pod.
-                if fate.happens && instruction.kind == InstructKind::Start {
-                    self.ghost.told_to_start.insert(instruction.pod.0.clone());
                 }
                 let down = Down::Instruct { epoch, instruction, vmi };
                 if !(fate.happens && self.send_down(c, &node, down)) {

@@ -72,7 +72,7 @@ pub struct Ghost {
     pub unfounded: Vec<String>,
     /// Domains that began without authority.
     pub unauthorised: Vec<String>,
-    /// Instances of sets that stand in no place of theirs.
+    /// Sets that made more than anybody ever wanted.
     pub surplus: Vec<String>,
     /// Instances that are called ended and run.
     pub alive: Vec<String>,

@@ -133,8 +133,7 @@ pub struct Quiet<'a> {
     pub led: bool,
 }
 
-/// S23, as far as it is promised: a set's instances stand in places, each of them once, and it needs few places. (A leader that
-/// does not know of one, because its view is old or because it was made late, fills another place for a while.)
+/// S23: a set never makes more instances than it was ever told to have.
 pub fn check_s23(w: &Ghost) -> Result<(), String> {
     none(&w.surplus)
 }

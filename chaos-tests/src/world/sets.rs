@@ -10,16 +10,13 @@ use super::{
 };
 use serde_json::{Value, json};
 use state::{
-    Event, Key, Machine, Timestamp, Uid,
+    Event, Key, Machine, Timestamp,
     object::{Kind, ObjectRef},
     observe::{Object, Phase},
     set::{self, Member, Sight},
     vm,
 };
 use std::rc::Rc;
-
-/// More places than the instances of a set take up, those on their way out included.
-const PLACES: usize = 16;
 
 /// A set as admission lets it through.
 pub fn of(name: &str, replicas: u64, grace: u64) -> Value {
@@ -163,15 +160,21 @@ impl Ghost {
         self.all(Res::Vmi).filter_map(|o| member(o)).filter(|m| m.controller() == Some(set)).collect()
     }
 
-    /// A controller made an instance: one of a set stands in one of its places, so that making it twice is a conflict.
+    /// A controller made an instance: of a set, are there more now than anybody ever wanted? Those that it took on do not count.
     pub(super) fn makes_member(&mut self, vmi: &Seen) {
         let Some((kind, name, set)) = vmi.owner() else { return };
         if kind != Kind::VirtualMachineInstanceReplicaSet.name() {
             return;
         }
-        let uid = Uid::from(set);
-        if !(0..PLACES).any(|place| set::member_name(name, &uid, place) == vmi.name()) {
-            self.surplus.push(format!("instance {} has the name of no place of set {name}", vmi.name()));
+        let most = self.history.get(set).into_iter().flatten().map(|s| replicas(s)).max().unwrap_or(0);
+        let made = |m: &&Member| {
+            let first = self.history.get(m.meta.uid.as_str()).and_then(|h| h.first());
+            first.and_then(|v| v.owner()).is_some_and(|(_, _, owner)| owner == set)
+        };
+        let all = self.members_of(set);
+        let there = all.iter().filter(|m| counts(m)).filter(made).count();
+        if there as u64 > most {
+            self.surplus.push(format!("set {name} has {there} instances, and never were more than {most} wanted"));
         }
     }
 

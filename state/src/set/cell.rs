@@ -314,16 +314,6 @@ impl Set {
         self.forget(name);
     }
 
-    /// The answer to a question says that there is none of that name; one that was seen since the question is not meant.
-    fn not_found(&mut self, name: &str) {
-        let Some(slot) = self.members.get_mut(name) else { return };
-        let known = slot.uid();
-        if slot.not_found() {
-            self.bury(known);
-        }
-        self.forget(name);
-    }
-
     fn bury(&mut self, uid: Uid) {
         if !self.gone.contains(&uid) {
             self.gone.push_back(uid);
@@ -382,11 +372,7 @@ impl Set {
                 self.set.failed(now, None);
                 self.set.doubt();
             }
-            Settled::Gone if *what == What::ConfirmSet => {
-                if self.set.not_found() {
-                    self.start_over();
-                }
-            }
+            Settled::Gone if *what == What::ConfirmSet => self.lost_set(&Uid::default()),
             Settled::Gone => self.set.doubt(),
             Settled::Conflict => self.set.conflict(),
             Settled::Refused(r) => self.set.failed(now, Some(r.clone())),
@@ -427,9 +413,9 @@ impl Set {
                 }
                 What::Delete(_) => {
                     self.done(name, what);
-                    self.not_found(name);
+                    self.lost_member(name, &Uid::default());
                 }
-                What::Confirm(_) => self.not_found(name),
+                What::Confirm(_) => self.lost_member(name, &Uid::default()),
                 What::Adopt(_) | What::Release(_) | What::Status | What::ConfirmSet => self.doubt(name),
             },
             Settled::Conflict => {

@@ -481,29 +481,3 @@ fn a_stranger_that_is_about_to_be_taken_on_counts() {
     assert_eq!((count("adopt"), count("create"), count("delete")), (1, 1, 0), "{:?}", w.writes);
     assert_eq!(w.alive().len(), 2);
 }
-
-#[test]
-fn an_answer_that_is_older_than_an_instance_does_not_bury_it() {
-    let mut w = running(1);
-    let (_, o) = w.objects.iter().find(|((k, _), _)| *k == VMI).map(|(k, o)| (k.clone(), o.clone())).unwrap();
-    let seen = |uid: &str, rv: &str| {
-        let mut o = o.clone();
-        o["metadata"]["uid"] = json!(uid);
-        o["metadata"]["resourceVersion"] = json!(rv);
-        Sight::read(VMI, &o).unwrap()
-    };
-    let uid = Uid::from(o["metadata"]["uid"].as_str().unwrap());
-    let at = Timestamp(w.now + 1);
-    let step = |w: &mut World, input: Input| w.cell.step(&Event::new(at, input));
-    let gone = Sight::read(VMI, &o).map(|_| w.cell.member_ref(o["metadata"]["name"].as_str().unwrap())).unwrap();
-    let asked = step(&mut w, Input::Observed(Sight::Vanished(gone)));
-    let [Command::Confirm { id, .. }, ..] = &asked[..] else { panic!("{asked:?}") };
-    // It is made again before the answer, which is about the one before, arrives.
-    step(&mut w, Input::Observed(seen("younger", "9999")));
-    let again = step(&mut w, Input::Settled { id: *id, result: Settled::Gone });
-    assert!(matches!(&again[..], [Command::Confirm { .. }, ..]), "it is asked again: {again:?}");
-    let [Command::Confirm { id, .. }, ..] = &again[..] else { panic!("{again:?}") };
-    let out = step(&mut w, Input::Settled { id: *id, result: Settled::Applied(Some(seen("younger", "9999"))) });
-    assert!(!out.iter().any(|c| matches!(c, Command::Confirm { .. })), "{out:?}");
-    assert!(w.cell.gone.contains(&uid) && !w.cell.gone.contains(&Uid::from("younger")));
-}

@@ -108,9 +108,11 @@ impl Vm {
             }
             // It takes no requests: these are of another strategy that it had.
             Strategy::Once => q.clear(),
-            // These do not rerun by themselves, and nobody else asked for that start.
-            Strategy::Always | Strategy::Manual => q.retain(|r| !r.data.contains_key(RERUN_OF)),
-            Strategy::RerunOnFailure | Strategy::WaitAsReceiver | Strategy::Invalid => {}
+            Strategy::Always
+            | Strategy::RerunOnFailure
+            | Strategy::Manual
+            | Strategy::WaitAsReceiver
+            | Strategy::Invalid => {}
         }
         let vmi = self.own_vmi();
         while let Some(head) = q.first() {
