@@ -38,7 +38,7 @@ test: guest
 
 lint: setup
 	@cargo fmt --all --check
-	@cargo clippy --locked --workspace --all-targets -- -D warnings
+	@cargo clippy --locked --workspace --all-targets --features chaos-tests/sim -- -D warnings
 
 bench: guest
 	@scripts/bench

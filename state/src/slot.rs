@@ -427,7 +427,7 @@ mod tests {
         let body = |version, a| serde_json::json!({"metadata": {"uid": "u", "resourceVersion": version}, "a": a});
         assert!(s.writes(&body("1", 1), now));
         assert!(s.writes(&body("2", 2), now));
-        let recorded = serde_json::to_value(&s.last_body).unwrap();
+        let recorded = serde_json::to_value(s.last_body).unwrap();
         assert_eq!(digested(recorded).unwrap(), digested(body("1", 2)).unwrap(), "as journals of before have it");
         assert!(!s.writes(&body("3", 2), now), "of another version, and yet the same");
         assert!(!s.is_free(now));

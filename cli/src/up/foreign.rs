@@ -124,7 +124,8 @@ impl Explain for Asks {
         namespace: &str,
         name: &str,
     ) -> BoxFuture<'static, Result<serde_json::Value, gateway::Status>> {
-        let (own, leader) = (self.own.explain(resource, namespace, name), self.leader.explain(resource, namespace, name));
+        let (own, leader) =
+            (self.own.explain(resource, namespace, name), self.leader.explain(resource, namespace, name));
         Box::pin(async move {
             match own.await {
                 Err(why) if why.code == 503 => leader.await.map_err(|_| why),

@@ -42,7 +42,11 @@ fn run(seen: &NodeView, agent: &str) -> (Vec<String>, bool, NodeFact) {
                     server.schedulable = Some(patch.body["metadata"]["labels"][names::LABEL_SCHEDULABLE] == "true");
                 }
                 Command::Confirm { .. } => asks = true,
-                other => panic!("{other:?}"),
+                other @ (Command::Create { .. }
+                | Command::Delete { .. }
+                | Command::Instruct { .. }
+                | Command::Note(_)
+                | Command::Wake { .. }) => panic!("{other:?}"),
             }
             let result = Settled::Applied(Some(server.clone()));
             out.extend(n.step(&Event::new(Timestamp(at), Input::Settled { id, result })));

@@ -18,7 +18,6 @@ use crate::{
 use api::names;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
-use std::borrow::Cow;
 
 /// How long a difference that nobody waits for may stand before it is written.
 pub const LAZY: Millis = Millis::secs(1);
@@ -325,11 +324,8 @@ impl Vm {
 }
 
 /// Whether nothing has to be written. (What was never copied has not been changed.)
-pub(super) fn is_same<T: Clone + PartialEq>(old: &T, new: &Cow<'_, T>) -> bool {
-    match new {
-        Cow::Borrowed(_) => true,
-        Cow::Owned(new) => old == new,
-    }
+pub(super) fn is_same<T: PartialEq>(old: &T, new: &T) -> bool {
+    std::ptr::eq(old, new) || old == new
 }
 
 /// Names a field of a merge patch where it differs.

@@ -72,7 +72,7 @@ fn probes(spec: &Value, base: &str, problems: &mut Problems) {
                 problems.invalid(&field, format!("{field} is only allowed if the Pod Network is attached"));
             }
             ["exec"] if items(probe, &["exec", "command"]).is_empty() => {
-                problems.add(CauseType::Required, &format!("{field}.exec.command"), "a command to run in the guest");
+                problems.add(CauseType::Required, format!("{field}.exec.command"), "a command to run in the guest");
             }
             [_] => {}
             _ => problems.invalid(&field, format!("{field} must have exactly one probe type set")),

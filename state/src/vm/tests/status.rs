@@ -124,7 +124,7 @@ fn rule_1_9_waiting_for_volume_binding_while_it_is_set_to_start_and_a_claim_is_n
                 let claim = |bound: &str| {
                     crate::observe::object(
                         Kind::PersistentVolumeClaim,
-                        &json!({"metadata": {"name": "c1", "uid": "c", "resourceVersion": if bound == "Bound" {"9"} else {"8"}},
+                        json!({"metadata": {"name": "c1", "uid": "c", "resourceVersion": if bound == "Bound" {"9"} else {"8"}},
                             "status": {"phase": bound}}),
                     )
                 };
