@@ -191,17 +191,18 @@ class Console:
         return found
 
     def login(self, seconds=90):
-        """Waits for the prompt and logs in; Enter brings a new prompt to somebody who comes late."""
+        """Waits for a prompt, logs in and waits for the shell. Enter brings a new prompt to somebody who comes late, or where the guest's
+        services have written right after one."""
         deadline = time.monotonic() + seconds
+        typed = "\r"
         while True:
-            self.send("\r")
-            if self.expect(r"login: $", 1):
+            self.send(typed)
+            found = self.expect(r"(login: )$|# (\x1b\[6n)?$", 1)
+            if found and not found.group(1):
                 break
             if time.monotonic() > deadline:
-                raise Problem(f"no login prompt on the console within {seconds} s; it shows:\n{self.seen}")
-        self.send("root\r")
-        if not self.expect(r"# (\x1b\[6n)?$", 20):
-            raise Problem(f"no shell after logging in; the console shows:\n{self.seen}")
+                raise Problem(f"no shell on the console within {seconds} s; it shows:\n{self.seen}")
+            typed = "root\r" if found else "\r"
         self.send("PS1='# '; stty -echo cols 500\r")
         self.run("true")
 

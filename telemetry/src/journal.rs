@@ -226,7 +226,7 @@ impl Journal {
             Ok(()) if queue.bytes + self.line.len() <= QUEUE => {
                 mark.generation = generation;
                 queue.push(&self.line, generation, shared);
-                queue.idle(SWEEP).is_none()
+                self.inline.is_some() && queue.idle(SWEEP).is_none()
             }
             Ok(()) => {
                 mark.generation = 0;

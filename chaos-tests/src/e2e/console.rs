@@ -88,20 +88,19 @@ impl Console {
 
     /// Waits for the login prompt, logs in, and waits for the shell.
     pub fn login(&mut self) -> Result<()> {
-        // Whoever attaches late sees nothing until the guest writes again: Enter brings a new prompt.
         let deadline = Instant::now() + BOOT;
+        // Whoever attaches late sees nothing until the guest writes again, and what the guest's services write to the console may come
+        // right after a prompt: Enter brings a new one, whether it was the login's or the shell's.
+        let mut typed = "\r";
         loop {
-            self.send("\r")?;
-            match self.expect(r"login: $|# (\x1b\[6n)?$", Duration::from_secs(2)) {
-                Ok(found) if found.starts_with("login") => break,
+            self.send(typed)?;
+            typed = match self.expect(r"login: $|# (\x1b\[6n)?$", Duration::from_secs(2)) {
+                Ok(found) if found.starts_with("login") => "root\r",
                 Ok(_) => return self.shell(),
                 Err(error) if Instant::now() > deadline => return Err(error),
-                Err(_) => {}
-            }
+                Err(_) => "\r",
+            };
         }
-        self.send("root\r")?;
-        self.expect(r"# (\x1b\[6n)?$", ANSWER)?;
-        self.shell()
     }
 
     fn shell(&mut self) -> Result<()> {

@@ -105,6 +105,19 @@ fn essence(w: &World) -> Vec<Value> {
     all
 }
 
+/// What there is at rest, and what there is after a controller started anew and was told of the objects in any order.
+fn around_a_new_start(w: &mut World, d: &mut Dice) -> (Vec<Value>, Vec<Value>) {
+    let before = essence(w);
+    let mut order: Vec<_> = w.objects.clone().into_iter().collect();
+    for i in (1..order.len()).rev() {
+        let j = d.roll(i + 1);
+        order.swap(i, j);
+    }
+    w.restart_with(order);
+    w.settle(60_000);
+    (before, essence(w))
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -145,16 +158,8 @@ proptest! {
         };
         prop_assert!(fits, "{shown} in {phase}");
         w.check();
-        // At rest, a controller that starts anew, told of the objects in any order, leaves everything as it is.
-        let before = essence(&w);
-        let mut order: Vec<_> = w.objects.clone().into_iter().collect();
-        for i in (1..order.len()).rev() {
-            let j = d.roll(i + 1);
-            order.swap(i, j);
-        }
-        w.restart_with(order);
-        w.settle(60_000);
-        prop_assert_eq!(before, essence(&w));
+        let (before, after) = around_a_new_start(&mut w, &mut d);
+        prop_assert_eq!(before, after);
     }
 
     /// The same for an instance that no machine made: it runs until it ends or somebody deletes it, stays as it ended, and leaves
@@ -188,14 +193,7 @@ proptest! {
             (false, None) => prop_assert!(["Running", "Succeeded", "Failed"].contains(&w.phase().as_str()), "{}", w.phase()),
         }
         w.check();
-        let before = essence(&w);
-        let mut order: Vec<_> = w.objects.clone().into_iter().collect();
-        for i in (1..order.len()).rev() {
-            let j = d.roll(i + 1);
-            order.swap(i, j);
-        }
-        w.restart_with(order);
-        w.settle(60_000);
-        prop_assert_eq!(before, essence(&w));
+        let (before, after) = around_a_new_start(&mut w, &mut d);
+        prop_assert_eq!(before, after);
     }
 }
