@@ -41,8 +41,8 @@ def vm():
             "volumes": [{"name": "containerdisk", "containerDisk": {"image": "registry.local/alpine:1"}}]}}}}
 
 
-def step(method, path, body, kind="application/json", keep=None):
-    return {"method": method, "path": path, "type": kind, "body": json.dumps(body), "keep": keep}
+def step(method, path, body, kind="application/json", keep=None, user=None):
+    return {"method": method, "path": path, "type": kind, "body": json.dumps(body), "keep": keep, "as": user}
 
 
 def until(what, holds, limit=120):
@@ -225,7 +225,8 @@ def floor_steps(plane, namespace, name):
         base, keep = kinds[about["resource"]]
         if event["verb"] == "patch":
             sub = "/" + about["subresource"] if "subresource" in about else ""
-            steps.append(step("PATCH", f"{base}{about['resource']}/@name@{sub}", body, MERGE))
+            # A policy keeps what is the control plane's for the control plane.
+            steps.append(step("PATCH", f"{base}{about['resource']}/@name@{sub}", body, MERGE, user=CONTROLLER))
             continue
         steps.append(step("POST", base + about["resource"], body, keep=keep))
         if about["resource"] == "pods":

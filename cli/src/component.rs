@@ -36,6 +36,17 @@ pub async fn connect(kubeconfig: Kubeconfig, agent: &str) -> anyhow::Result<Clie
     Ok(ClientBuilder::try_from(config)?.with_layer(&TimeoutLayer::new(ANSWER)).build())
 }
 
+/// Threads of a component: it waits more than it computes.
+pub const THREADS: usize = 2;
+
+/// Runs a component until it ends. What it has left behind gets two seconds.
+pub fn run(threads: usize, serve: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<u8> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build()?;
+    let result = runtime.block_on(serve);
+    runtime.shutdown_timeout(Duration::from_secs(2));
+    result.map(|()| 0)
+}
+
 /// Reads a component's identity.
 pub fn identity(tls: &AgentTls) -> anyhow::Result<Tls> {
     let read = |path: &Path| std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()));

@@ -1,21 +1,16 @@
 //! `virtfold controller`: the controller as a process of its own, for a cluster whose API server is somewhere else.
 
-use std::time::Duration;
-
 use anyhow::Context;
 use proto::transport::direct;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use crate::args::Controller;
-use crate::component::{client, identity, until_asked};
+use crate::component::{self, THREADS, client, identity, until_asked};
 
 /// Runs until it is asked to end (0), or does not lead any more (an error: whoever started it starts it again).
 pub fn run(options: &Controller) -> anyhow::Result<u8> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let result = runtime.block_on(serve(options));
-    runtime.shutdown_timeout(Duration::from_secs(2));
-    result.map(|()| 0)
+    component::run(THREADS, serve(options))
 }
 
 async fn serve(options: &Controller) -> anyhow::Result<()> {

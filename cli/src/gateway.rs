@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::args;
-use crate::component::{client, identity, until_asked};
+use crate::component::{self, THREADS, client, identity, until_asked};
 
 /// A registration that cannot be written is tried again after this.
 const AGAIN: Duration = Duration::from_secs(2);
@@ -129,10 +129,7 @@ async fn keep(client: &Client, rotation: &mut Rotation, show: &watch::Sender<Ser
 
 /// Runs until it is asked to end.
 pub fn run(options: &args::Gateway) -> anyhow::Result<u8> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let result = runtime.block_on(serve(options));
-    runtime.shutdown_timeout(Duration::from_secs(2));
-    result.map(|()| 0)
+    component::run(THREADS, serve(options))
 }
 
 async fn serve(options: &args::Gateway) -> anyhow::Result<()> {

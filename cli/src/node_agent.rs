@@ -4,7 +4,6 @@ use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::Context;
 use embedded::images::{ImageStore, Options as ImageOptions};
@@ -39,10 +38,7 @@ pub fn run(file: &Path) -> anyhow::Result<u8> {
     if let Some(id) = ProcessId::of(std::process::id().cast_signed()) {
         id.save(&config.node.pid_file())?;
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let result = runtime.block_on(serve(config, outside));
-    runtime.shutdown_timeout(Duration::from_secs(2));
-    result.map(|()| 0)
+    component::run(component::THREADS, serve(config, outside))
 }
 
 /// The API server, with the rights of the node.

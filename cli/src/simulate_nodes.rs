@@ -1,7 +1,6 @@
 //! `virtfold simulate-nodes`: real node agents over modelled launchers and guests, many in one process.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::Context;
 use embedded::pki::Pki;
@@ -10,14 +9,12 @@ use proto::transport::Tls;
 use tokio_util::sync::CancellationToken;
 
 use crate::args::SimulateNodes;
-use crate::component::{client, until_asked};
+use crate::component::{self, client, until_asked};
 
 /// Runs until it is asked to end.
 pub fn run(options: SimulateNodes) -> anyhow::Result<u8> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let result = runtime.block_on(serve(options));
-    runtime.shutdown_timeout(Duration::from_secs(2));
-    result.map(|()| 0)
+    // Many nodes: whatever the machine has.
+    component::run(std::thread::available_parallelism()?.get(), serve(options))
 }
 
 /// A folder that goes away with the process, in memory where there is such a place.

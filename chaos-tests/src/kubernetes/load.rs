@@ -33,6 +33,9 @@ pub struct Step {
     body: String,
     #[serde(default)]
     keep: Option<String>,
+    /// Whose write it is, where it is not the client's own.
+    #[serde(default, rename = "as")]
+    user: Option<String>,
 }
 
 /// What is to be done.
@@ -115,6 +118,7 @@ pub async fn client(kubeconfig: &Path) -> Result<Client> {
 async fn act(client: &Client, step: &Step, known: &BTreeMap<String, String>) -> Result<Made> {
     let fill = |text: &str| known.iter().fold(text.to_owned(), |t, (k, v)| t.replace(&format!("@{k}@"), v));
     let request = Request::builder().method(step.method.as_str()).uri(fill(&step.path));
+    let request = step.user.iter().fold(request, |r, user| r.header("impersonate-user", user));
     let request = request.header("content-type", &step.kind).body(fill(&step.body).into_bytes())?;
     client.request(request).await.with_context(|| format!("{} {}", step.method, fill(&step.path)))
 }
@@ -132,7 +136,8 @@ async fn play(client: &Client, steps: &[Step], namespace: &str, name: &str) -> R
     Ok(())
 }
 
-/// Events of a resource of KubeVirt's from now on.
+/// Events of a resource of KubeVirt's from now on. The server ends the watches of a kind whose definition changes, as it does for a
+/// while after it was made: each is taken up again where it ended.
 async fn watch(
     client: &Client,
     namespace: &str,
@@ -140,10 +145,23 @@ async fn watch(
 ) -> Result<impl Stream<Item = Result<WatchEvent<Seen>>> + use<>> {
     let path = format!("/apis/kubevirt.io/v1/namespaces/{namespace}/{plural}");
     let list: Made = client.request(Request::get(format!("{path}?limit=1")).body(vec![])?).await?;
-    let version = list.metadata.version;
-    let watch = format!("{path}?watch=1&resourceVersion={version}&timeoutSeconds={WATCH}");
-    let events = client.request_events::<Seen>(Request::get(watch).body(vec![])?).await?;
-    Ok(events.map(|event| event.map_err(anyhow::Error::from)))
+    let open = async |client: &Client, path: &str, version: &str| {
+        let request = format!("{path}?watch=1&resourceVersion={version}&timeoutSeconds={WATCH}");
+        anyhow::Ok(client.request_events::<Seen>(Request::get(request).body(vec![])?).await?.boxed())
+    };
+    let first = open(client, &path, &list.metadata.version).await?;
+    let state = (client.clone(), path, list.metadata.version, first);
+    Ok(stream::try_unfold(state, move |(client, path, mut version, mut events)| async move {
+        loop {
+            if let Some(event) = events.try_next().await? {
+                if let WatchEvent::Added(seen) | WatchEvent::Modified(seen) | WatchEvent::Deleted(seen) = &event {
+                    version.clone_from(&seen.metadata.version);
+                }
+                return Ok(Some((event, (client, path, version, events))));
+            }
+            events = open(&client, &path, &version).await?;
+        }
+    }))
 }
 
 /// Puts load on the server.

@@ -121,23 +121,23 @@ impl People {
     }
 
     async fn make(&mut self, name: &str, strategy: &str) {
-        let mut object = machine(name, strategy, self.dice.between(0, 8));
-        object["apiVersion"] = "kubevirt.io/v1".into();
-        object["kind"] = "VirtualMachine".into();
         truth::say(|| format!("somebody makes {name}, {strategy}"));
-        if let Ok(object) = serde_json::from_value::<DynamicObject>(object) {
-            // Who is refused looks again later, as with everything below.
-            let _ = self.api(Res::Vm).create(&PostParams::default(), &object).await;
-        }
+        let object = machine(name, strategy, self.dice.between(0, 8));
+        self.post(Res::Vm, "VirtualMachine", object).await;
     }
 
     async fn make_set(&mut self, replicas: u64) {
-        let mut object = sets::of(SET, replicas, self.dice.between(0, 8));
-        object["apiVersion"] = "kubevirt.io/v1".into();
-        object["kind"] = "VirtualMachineInstanceReplicaSet".into();
         truth::say(|| format!("somebody makes a set of {replicas}"));
-        if let Ok(set) = serde_json::from_value::<DynamicObject>(object) {
-            let _ = self.api(Res::Set).create(&PostParams::default(), &set).await;
+        let object = sets::of(SET, replicas, self.dice.between(0, 8));
+        self.post(Res::Set, "VirtualMachineInstanceReplicaSet", object).await;
+    }
+
+    async fn post(&self, res: Res, kind: &str, mut object: serde_json::Value) {
+        object["apiVersion"] = "kubevirt.io/v1".into();
+        object["kind"] = kind.into();
+        if let Ok(object) = serde_json::from_value::<DynamicObject>(object) {
+            // Who is refused looks again later, as with everything below.
+            let _ = self.api(res).create(&PostParams::default(), &object).await;
         }
     }
 
