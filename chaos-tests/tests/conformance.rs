@@ -211,7 +211,8 @@ fn script() -> Vec<Step> {
         Box::new(|_| Verb::Create(Res::Vm, NS.into(), machine("web", "Halted", 5))),
         // VMIs have no status subresource; pods have grace.
         Box::new(|_| {
-            let object = json!({"metadata": {"name": "bare"}, "spec": {"domain": {"devices": {}}}, "status": {"phase": "Pending"}});
+            let object = json!({"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+                "metadata": {"name": "bare"}, "spec": {"domain": {"devices": {}}}, "status": {"phase": "Pending"}});
             Verb::Create(Res::Vmi, NS.into(), object)
         }),
         merge(Res::Vmi, "bare", Part::Main, json!({"status": {"phase": "Scheduled", "activePods": {"p": "n"}}})),

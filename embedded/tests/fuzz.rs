@@ -93,7 +93,11 @@ fn apply(bytes: &[u8]) {
                         again
                     };
                     let second = again(&new);
-                    assert_eq!(again(&second), second, "{steps:?}");
+                    // Where nobody owns anything any more, as after an apply of nothing but something empty, the next apply
+                    // finds an object of before the first apply: kube-apiserver begins anew there, too.
+                    if owners::of(&second).is_some() {
+                        assert_eq!(again(&second), second, "{steps:?}");
+                    }
                     live = Some(new);
                 }
                 Err(status) => assert!(!(force && status.code == 409), "{status}: {steps:?}"),

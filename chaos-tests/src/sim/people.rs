@@ -121,9 +121,7 @@ impl People {
     }
 
     async fn make(&mut self, name: &str, strategy: &str) {
-        let mut object = machine(name, strategy, self.dice.between(0, 8));
-        object["apiVersion"] = "kubevirt.io/v1".into();
-        object["kind"] = "VirtualMachine".into();
+        let object = machine(name, strategy, self.dice.between(0, 8));
         truth::say(|| format!("somebody makes {name}, {strategy}"));
         if let Ok(object) = serde_json::from_value::<DynamicObject>(object) {
             // Who is refused looks again later, as with everything below.
@@ -132,9 +130,7 @@ impl People {
     }
 
     async fn make_set(&mut self, replicas: u64) {
-        let mut object = sets::of(SET, replicas, self.dice.between(0, 8));
-        object["apiVersion"] = "kubevirt.io/v1".into();
-        object["kind"] = "VirtualMachineInstanceReplicaSet".into();
+        let object = sets::of(SET, replicas, self.dice.between(0, 8));
         truth::say(|| format!("somebody makes a set of {replicas}"));
         if let Ok(set) = serde_json::from_value::<DynamicObject>(object) {
             let _ = self.api(Res::Set).create(&PostParams::default(), &set).await;
