@@ -125,12 +125,7 @@ impl Inner {
                 Err(s) => return Err(s),
             }
         }
-        Ok(respond::json(
-            200,
-            &json!({
-                "kind": resource.list_kind, "apiVersion": resource.api_version(),
-                "metadata": {"resourceVersion": listing.revision.to_string()}, "items": respond::list_items(resource, items),
-            }),
-        ))
+        let metadata = json!({"resourceVersion": listing.revision.to_string()});
+        Ok(respond::json(200, &respond::list(resource, metadata, items)))
     }
 }

@@ -244,13 +244,7 @@ impl Inner {
                     "items": listing.objects.into_iter().map(respond::metadata_only).collect::<Vec<_>>(),
                 }),
             ),
-            Form::Full => respond::json(
-                200,
-                &json!({
-                    "kind": resource.list_kind, "apiVersion": resource.api_version(),
-                    "metadata": metadata, "items": respond::list_items(resource, listing.objects),
-                }),
-            ),
+            Form::Full => respond::json(200, &respond::list(resource, metadata, listing.objects)),
         })
     }
 }

@@ -65,15 +65,19 @@ pub(super) fn check_include(form: Form, include: &str) -> Result<(), Status> {
     Err(Status::bad_request(format!("Unable to convert to Table as requested: {}", error.message())))
 }
 
-/// Objects as they stand in a list: those of built-in kinds do not say what they are.
-pub(super) fn list_items(resource: &Resource, mut objects: Vec<Value>) -> Vec<Value> {
-    if !resource.custom {
+/// A list of whole objects. Those of built-in kinds do not say what they are; a list of others has no fields that are left out.
+pub(super) fn list(resource: &Resource, mut metadata: Value, mut objects: Vec<Value>) -> Value {
+    if resource.custom {
+        if metadata.get("continue").is_none() {
+            metadata["continue"] = "".into();
+        }
+    } else {
         for object in objects.iter_mut().filter_map(Value::as_object_mut) {
             object.remove("kind");
             object.remove("apiVersion");
         }
     }
-    objects
+    json!({"kind": resource.list_kind, "apiVersion": resource.api_version(), "metadata": metadata, "items": objects})
 }
 
 /// An object as `PartialObjectMetadata`.
