@@ -124,7 +124,7 @@ impl<'a> Place<'a> {
     }
 
     /// Items by element, in order; an element that is there twice has several values.
-    fn items<'v>(self, list: &'v [Value]) -> (Vec<String>, BTreeMap<String, Vec<&'v Value>>) {
+    fn items(self, list: &[Value]) -> (Vec<String>, BTreeMap<String, Vec<&Value>>) {
         let mut order = Vec::new();
         let mut by = BTreeMap::<String, Vec<&Value>>::new();
         for item in list {
