@@ -46,6 +46,7 @@ async fn real(client: &kube::Client, verb: &Verb) -> Answer {
                 Wanted::Whole(object) => request("PUT", path, json_kind, object),
                 Wanted::Patch(patch::Kind::Merge, body) => request("PATCH", path, "application/merge-patch+json", body),
                 Wanted::Patch(patch::Kind::Json, body) => request("PATCH", path, "application/json-patch+json", body),
+                Wanted::Patch(patch::Kind::Apply, body) => request("PATCH", path, "application/apply-patch+yaml", body),
                 Wanted::Patch(patch::Kind::Strategic, body) => {
                     request("PATCH", path, "application/strategic-merge-patch+json", body)
                 }
@@ -108,6 +109,8 @@ impl Names {
         match answer {
             Ok(mut object) => {
                 if let Some(m) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+                    // Who owns what is not asked in the model.
+                    m.remove("managedFields");
                     for key in ["resourceVersion", "creationTimestamp", "deletionTimestamp"] {
                         if let Some(v) = m.get_mut(key) {
                             *v = json!("there");
@@ -208,7 +211,8 @@ fn script() -> Vec<Step> {
         Box::new(|_| Verb::Create(Res::Vm, NS.into(), machine("web", "Halted", 5))),
         // VMIs have no status subresource; pods have grace.
         Box::new(|_| {
-            let object = json!({"metadata": {"name": "bare"}, "spec": {"domain": {"devices": {}}}, "status": {"phase": "Pending"}});
+            let object = json!({"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+                "metadata": {"name": "bare"}, "spec": {"domain": {"devices": {}}}, "status": {"phase": "Pending"}});
             Verb::Create(Res::Vmi, NS.into(), object)
         }),
         merge(Res::Vmi, "bare", Part::Main, json!({"status": {"phase": "Scheduled", "activePods": {"p": "n"}}})),

@@ -1,6 +1,7 @@
 //! The rules of the repository, and end-to-end tests on real processes and guests.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod apiserver;
 mod conformance;
 mod e2e;
 mod edges;

@@ -103,7 +103,14 @@ async fn a_definition_is_served_at_once_defaulted_pruned_and_checked() {
         assert!(causes.contains(&want), "{want:?} in {causes:#?}");
     }
     assert!(causes.iter().any(|c| c.0 == "spec.memory" && c.2.contains("should match")));
-    let (code, status) = ask(&server, &user, "POST", THINGS, Some(json!({"metadata": {"name": "c"}}))).await;
+    let (code, status) = ask(
+        &server,
+        &user,
+        "POST",
+        THINGS,
+        Some(json!({"apiVersion": "example.com/v1", "kind": "Thing", "metadata": {"name": "c"}})),
+    )
+    .await;
     assert_eq!((code, &status["message"]), (422, &json!("Thing.example.com \"c\" is invalid: spec: Required value")));
     let unknown = thing("d", json!({"size": "small", "foo": 1}));
     let (code, status) = ask(&server, &user, "POST", &format!("{THINGS}?fieldValidation=Strict"), Some(unknown)).await;
@@ -165,7 +172,7 @@ async fn tables_discovery_and_openapi_follow_definitions() {
     let (_, list) = ask(&server, &user, "GET", "/apis/example.com/v1", None).await;
     let resources: Vec<&str> =
         list["resources"].as_array().unwrap().iter().map(|r| r["name"].as_str().unwrap()).collect();
-    assert_eq!(resources, ["things", "things/scale", "things/status"]);
+    assert_eq!(resources, ["things", "things/status", "things/scale"]);
     let (code, doc) = ask(&server, &user, "GET", "/openapi/v3/apis/example.com/v1", None).await;
     assert_eq!(code, 200);
     assert!(doc["components"]["schemas"].get("com.example.v1.Thing").is_some());

@@ -11,8 +11,13 @@ const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 #[tokio::test]
 async fn what_is_not_served_is_not_found_as_by_kube_apiserver() {
     let server = server().await;
-    for path in ["/apis/apps/v1/deployments", "/apis/nothing", "/api/v1/foos", "/nowhere", "/api/v2"] {
+    for path in ["/apis/nothing", "/apis/nothing/v1/things", "/nowhere"] {
         assert_eq!(ask(&server, &admin(), "GET", path, None).await, (404, "404 page not found\n".into()), "{path}");
+    }
+    for path in ["/apis/apps/v1/deployments", "/api/v1/foos", "/api/v2"] {
+        let (code, status) = ask(&server, &admin(), "GET", path, None).await;
+        let why = "the server could not find the requested resource";
+        assert_eq!((code, &status["message"]), (404, &json!(why)), "{path}");
     }
     let (code, status) = ask(&server, &admin(), "GET", &format!("{MAPS}/none"), None).await;
     assert_eq!(code, 404);
@@ -125,10 +130,14 @@ async fn what_is_too_old_or_too_new_is_said() {
         ask(&server, &admin(), "GET", &format!("{MAPS}?watch=1&timeoutSeconds=1&resourceVersion={now}"), None).await;
     assert_eq!(code, 200);
     let (code, status) = ask(&server, &admin(), "GET", &format!("{MAPS}?fieldSelector=data.x%3D1"), None).await;
-    assert_eq!((code, &status["message"]), (400, &json!("field label not supported: data.x")));
+    assert_eq!(
+        (code, &status["message"]),
+        (400, &json!("\"data.x\" is not a known field selector: only \"metadata.name\", \"metadata.namespace\""))
+    );
     let apply =
         ask_with(&server, &admin(), "PATCH", &format!("{MAPS}/x"), "application/apply-patch+yaml", "{}".into()).await;
-    assert_eq!((apply.0, &apply.1["reason"]), (415, &json!("UnsupportedMediaType")));
+    // Who applies says who he is.
+    assert_eq!((apply.0, &apply.1["details"]["causes"][0]["field"]), (422, &json!("fieldManager")));
 }
 
 #[tokio::test]

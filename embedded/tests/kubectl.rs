@@ -155,6 +155,22 @@ async fn kubectl_works_unchanged() {
     assert!(k.ok(&["get", "secret", "s"]).await.contains("Opaque"));
     assert!(!k.ok(&["create", "token", "default"]).await.trim().is_empty());
 
+    // Applied by the server: owners, conflicts, force, and the difference to what is there.
+    let owned = |a: &str| format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: owned}}\ndata: {{a: '{a}'}}\n");
+    let one = ["apply", "--server-side", "--field-manager=one", "-f", "-"];
+    assert!(k.ok_with(&one, &owned("1")).await.contains("configmap/owned serverside-applied"));
+    let err = k.fails(&["apply", "--server-side", "--field-manager=two", "-f", "-"], &owned("2")).await;
+    assert!(err.contains("conflict with \"one\": .data.a"), "{err}");
+    k.ok_with(&["apply", "--server-side", "--field-manager=two", "--force-conflicts", "-f", "-"], &owned("2")).await;
+    assert!(k.ok(&["get", "cm", "owned", "--show-managed-fields", "-o", "yaml"]).await.contains("manager: two"));
+    assert!(!k.ok(&["get", "cm", "owned", "-o", "yaml"]).await.contains("managedFields"));
+    let (same, out, err) = k.raw(&["diff", "--server-side", "--field-manager=two", "-f", "-"], &owned("3")).await;
+    assert!(!same && out.contains("+  a: \"3\""), "{out}{err}");
+    k.ok_with(&["diff", "-f", "-"], &owned("2")).await;
+    // What kubectl applied from the client it takes over.
+    k.ok_with(&["apply", "-f", "-"], &owned("1").replace("owned", "taken")).await;
+    k.ok_with(&["apply", "--server-side", "-f", "-"], &owned("2").replace("owned", "taken")).await;
+
     // Of a kind that nobody serves it is said that there is none.
     let err = k
         .fails(&["apply", "-f", "-"], "apiVersion: none.example.com/v1\nkind: Nothing\nmetadata: {name: nothing}\n")
@@ -221,7 +237,7 @@ async fn kubectl_works_unchanged() {
     );
     k.ok(&["patch", "thing", "t", "--type=merge", "-p", "{\"metadata\":{\"finalizers\":null}}"]).await;
     k.ok(&["delete", "pod", "p", "--grace-period=1"]).await;
-    k.ok(&["delete", "cm,secret", "c", "s", "--ignore-not-found"]).await;
+    k.ok(&["delete", "cm,secret", "c", "s", "owned", "taken", "--ignore-not-found"]).await;
     k.ok(&["delete", "crd", "things.example.com", "--timeout=20s"]).await;
     // kubectl still has the discovery of before in its cache, as with any API server.
     assert!(k.fails(&["get", "things"], "").await.contains("the server could not find the requested resource"));

@@ -6,6 +6,7 @@ mod client;
 mod crd;
 mod eventually;
 mod extensions;
+mod fuzz;
 mod http;
 mod kubectl;
 mod pods;

@@ -123,18 +123,16 @@ impl People {
     async fn make(&mut self, name: &str, strategy: &str) {
         truth::say(|| format!("somebody makes {name}, {strategy}"));
         let object = machine(name, strategy, self.dice.between(0, 8));
-        self.post(Res::Vm, "VirtualMachine", object).await;
+        self.post(Res::Vm, object).await;
     }
 
     async fn make_set(&mut self, replicas: u64) {
         truth::say(|| format!("somebody makes a set of {replicas}"));
         let object = sets::of(SET, replicas, self.dice.between(0, 8));
-        self.post(Res::Set, "VirtualMachineInstanceReplicaSet", object).await;
+        self.post(Res::Set, object).await;
     }
 
-    async fn post(&self, res: Res, kind: &str, mut object: serde_json::Value) {
-        object["apiVersion"] = "kubevirt.io/v1".into();
-        object["kind"] = kind.into();
+    async fn post(&self, res: Res, object: serde_json::Value) {
         if let Ok(object) = serde_json::from_value::<DynamicObject>(object) {
             // Who is refused looks again later, as with everything below.
             let _ = self.api(res).create(&PostParams::default(), &object).await;

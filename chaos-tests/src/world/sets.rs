@@ -21,8 +21,13 @@ use std::rc::Rc;
 /// A set as admission lets it through.
 pub fn of(name: &str, replicas: u64, grace: u64) -> Value {
     let labels = json!({"set": name});
-    json!({"metadata": {"name": name}, "spec": {"replicas": replicas, "selector": {"matchLabels": labels},
-        "template": {"metadata": {"labels": labels}, "spec": spec(grace)}}})
+    json!({
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachineInstanceReplicaSet",
+        "metadata": {"name": name},
+        "spec": {"replicas": replicas, "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": spec(grace)}},
+    })
 }
 
 /// One Set cell, and what its driver has told it to look at.

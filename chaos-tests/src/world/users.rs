@@ -56,6 +56,8 @@ pub const STRATEGIES: [&str; 5] = ["Always", "RerunOnFailure", "Manual", "Halted
 /// A machine as admission lets it through.
 pub fn machine(name: &str, strategy: &str, grace: u64) -> Value {
     json!({
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachine",
         "metadata": {"name": name, "namespace": NS, "finalizers": [names::FINALIZER_VM]},
         "spec": {"runStrategy": strategy, "template": {"metadata": {"labels": {"vm": name}}, "spec": spec(grace)}},
     })
@@ -156,8 +158,12 @@ impl World {
             }
             Deed::CreateBare(name) => {
                 let grace = self.dice.between(0, 8);
-                let object =
-                    json!({"metadata": {"name": name, "finalizers": [names::FINALIZER_VMI]}, "spec": spec(grace)});
+                let object = json!({
+                    "apiVersion": "kubevirt.io/v1",
+                    "kind": "VirtualMachineInstance",
+                    "metadata": {"name": name, "finalizers": [names::FINALIZER_VMI]},
+                    "spec": spec(grace),
+                });
                 self.serve(Verb::Create(Res::Vmi, NS.into(), object), None).is_ok()
             }
             Deed::Start(name) => self.start(name),

@@ -2,6 +2,8 @@
 
 use serde_json::{Value, json};
 
+use super::rbac::gathered;
+
 const READ: [&str; 3] = ["get", "list", "watch"];
 const WRITE: [&str; 5] = ["create", "delete", "deletecollection", "patch", "update"];
 /// The label of kube-apiserver's own roles.
@@ -16,14 +18,21 @@ fn role(name: &str, rules: &Value) -> Value {
     })
 }
 
-/// A role that, beside its own rules, has those of all roles labelled for it.
-fn open_role(name: &str, rules: &Value, into: Option<&str>) -> Value {
-    let mut role = role(name, rules);
+/// A role that has the rules of all roles labelled for it, and is itself labelled for another.
+fn open_role(name: &str, into: Option<&str>) -> Value {
+    let mut role = role(name, &Value::Null);
     let label = format!("rbac.authorization.k8s.io/aggregate-to-{name}");
     role["aggregationRule"] = json!({"clusterRoleSelectors": [{"matchLabels": {label: "true"}}]});
     if let Some(into) = into {
         role["metadata"]["labels"][format!("rbac.authorization.k8s.io/aggregate-to-{into}")] = "true".into();
     }
+    role
+}
+
+/// The rules that Kubernetes itself brings for such a role.
+fn part(into: &str, rules: &Value) -> Value {
+    let mut role = role(&format!("system:aggregate-to-{into}"), rules);
+    role["metadata"]["labels"][format!("rbac.authorization.k8s.io/aggregate-to-{into}")] = "true".into();
     role
 }
 
@@ -76,22 +85,7 @@ pub fn objects() -> Vec<Value> {
         {"verbs": all, "apiGroups": ["rbac.authorization.k8s.io"],
          "resources": ["rolebindings", "roles"]},
     ]);
-    let join = |parts: &[&Value]| -> Value {
-        parts.iter().flat_map(|p| p.as_array().cloned().unwrap_or_default()).collect::<Vec<_>>().into()
-    };
-    let mut admin_role = open_role("admin", &join(&[&view, &edit, &admin]), None);
-    for also in ["aggregate-to-edit", "aggregate-to-view"] {
-        if let Some(list) =
-            admin_role.pointer_mut("/aggregationRule/clusterRoleSelectors").and_then(Value::as_array_mut)
-        {
-            list.push(json!({"matchLabels": {format!("rbac.authorization.k8s.io/{also}"): "true"}}));
-        }
-    }
-    let mut edit_role = open_role("edit", &join(&[&view, &edit]), Some("admin"));
-    if let Some(list) = edit_role.pointer_mut("/aggregationRule/clusterRoleSelectors").and_then(Value::as_array_mut) {
-        list.push(json!({"matchLabels": {"rbac.authorization.k8s.io/aggregate-to-view": "true"}}));
-    }
-    vec![
+    let mut objects = vec![
         role(
             "cluster-admin",
             &json!([
@@ -99,9 +93,12 @@ pub fn objects() -> Vec<Value> {
                 {"verbs": ["*"], "nonResourceURLs": ["*"]},
             ]),
         ),
-        admin_role,
-        edit_role,
-        open_role("view", &view, Some("edit")),
+        open_role("admin", None),
+        open_role("edit", Some("admin")),
+        open_role("view", Some("edit")),
+        part("admin", &admin),
+        part("edit", &edit),
+        part("view", &view),
         role(
             "system:discovery",
             &json!([{"verbs": ["get"], "nonResourceURLs": [
@@ -129,5 +126,17 @@ pub fn objects() -> Vec<Value> {
             "system:public-info-viewer",
             &["system:authenticated", "system:unauthenticated"],
         ),
-    ]
+    ];
+    // Until nothing more comes: they gather one another.
+    loop {
+        let missing = gathered(&objects);
+        if missing.is_empty() {
+            return objects;
+        }
+        for (name, rules) in missing {
+            if let Some(role) = objects.iter_mut().find(|o| o["metadata"]["name"] == name.as_str()) {
+                role["rules"] = rules;
+            }
+        }
+    }
 }

@@ -12,7 +12,7 @@ pub mod certificate;
 pub mod rbac;
 pub mod token;
 
-pub use rbac::Rbac;
+pub use rbac::{Rbac, Rule};
 pub use token::Authenticator;
 
 /// Somebody who asks for something.

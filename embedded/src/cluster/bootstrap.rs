@@ -151,6 +151,9 @@ pub fn objects() -> Vec<Value> {
         rules.push(rule(&["subresources.kubevirt.io"], &streams, &["get"]));
         rules.push(rule(&["subresources.kubevirt.io"], &views, &["get", "update"]));
     }
+    let mut admin_role = edit_role.clone();
+    admin_role["metadata"] = json!({"name": "kubevirt.io:admin",
+        "labels": {"rbac.authorization.k8s.io/aggregate-to-admin": "true"}});
     let mut objects = vec![
         json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}),
         json!({
@@ -161,6 +164,7 @@ pub fn objects() -> Vec<Value> {
         }),
         user_role("view", &READ, &views, &["get"]),
         edit_role,
+        admin_role,
         // The controller: cells and what they make. It reads no Secrets.
         cluster_role(
             "virtfold:controller",

@@ -188,6 +188,9 @@ pub struct Volume;
 impl Behaviour for Volume {
     fn default(&self, o: &mut Value) {
         default(o, &["spec", "persistentVolumeReclaimPolicy"], "Retain");
+        if o.pointer("/spec/hostPath").is_some() {
+            default(o, &["spec", "hostPath", "type"], "");
+        }
         default(o, &["spec", "volumeMode"], "Filesystem");
         default(o, &["status", "phase"], "Pending");
     }

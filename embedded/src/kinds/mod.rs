@@ -8,6 +8,7 @@ pub mod core;
 pub mod crd;
 pub mod event;
 pub mod limits;
+mod lists;
 pub mod pod;
 pub mod quota;
 pub mod rbac;
@@ -105,7 +106,9 @@ pub fn definitions() -> Map<String, Value> {
     let _ = schema::<k8s_openapi::apimachinery::pkg::apis::meta::v1::DeleteOptions>(&mut generator);
     let _ = schema::<k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta>(&mut generator);
     let _ = schema::<k8s_openapi::apimachinery::pkg::apis::meta::v1::Status>(&mut generator);
-    generator.take_definitions(true)
+    let mut definitions = generator.take_definitions(true);
+    lists::annotate(&mut definitions);
+    definitions
 }
 
 /// All built-in resources, and the definitions that their schemas share.
@@ -148,6 +151,7 @@ pub fn builtin() -> (Vec<Resource>, Definitions) {
                 })),
                 stored_as: (if event { String::new() } else { line.group.into() }, line.plural.into()),
                 stored_version: if event { "v1".into() } else { api_version },
+                blank: Arc::new(lists::blank(line.kind)),
                 behaviour: (line.behaviour)(),
                 ..Resource::default()
             }

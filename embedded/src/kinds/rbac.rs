@@ -1,8 +1,7 @@
 //! Roles and bindings.
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use super::core::immutable;
 use crate::semantics::FieldError;
 use crate::semantics::names::NameRule;
 use crate::semantics::resource::Behaviour;
@@ -17,17 +16,27 @@ pub struct Role;
 impl Behaviour for Role {
     fn default(&self, o: &mut Value) {
         if o.get("rules").is_none() {
-            object(o).insert("rules".into(), json!([]));
+            object(o).insert("rules".into(), Value::Null);
         }
     }
     fn validate(&self, o: &Value, errors: &mut Vec<FieldError>) {
+        if o.get("aggregationRule").is_some_and(Value::is_object)
+            && items(o, "/aggregationRule/clusterRoleSelectors").is_empty()
+        {
+            let why = "at least one clusterRoleSelector required if aggregationRule is non-nil";
+            errors.push(FieldError::required("aggregationRule.clusterRoleSelectors", why));
+        }
         for (i, rule) in items(o, "/rules").iter().enumerate() {
             let path = format!("rules[{i}]");
             let empty = |key: &str| items(rule, key).is_empty();
             if empty("/verbs") {
                 errors.push(FieldError::required(format!("{path}.verbs"), "verbs must contain at least one value"));
             }
-            if empty("/nonResourceURLs") {
+            if !empty("/nonResourceURLs") && text(o, "/kind") == "Role" {
+                let said = rule.get("nonResourceURLs").cloned().unwrap_or_default();
+                let why = "namespaced rules cannot apply to non-resource URLs";
+                errors.push(FieldError::invalid(format!("{path}.nonResourceURLs"), &said, why));
+            } else if empty("/nonResourceURLs") {
                 if empty("/apiGroups") {
                     let why = "resource rules must supply at least one api group";
                     errors.push(FieldError::required(format!("{path}.apiGroups"), why));
@@ -60,6 +69,10 @@ impl Behaviour for Binding {
         }
     }
     fn validate(&self, o: &Value, errors: &mut Vec<FieldError>) {
+        let group = text(o, "/roleRef/apiGroup");
+        if group != GROUP {
+            errors.push(FieldError::unsupported("roleRef.apiGroup", &group.into(), &[GROUP.to_owned()]));
+        }
         let kinds = ["Role", "ClusterRole"].map(str::to_owned);
         let kind = text(o, "/roleRef/kind");
         if !kinds.iter().any(|k| k == kind) {
@@ -86,7 +99,11 @@ impl Behaviour for Binding {
         }
     }
     fn validate_update(&self, old: &Value, new: &Value, errors: &mut Vec<FieldError>) {
-        immutable(old, new, "/roleRef", "cannot change roleRef", errors);
+        if old.get("roleRef") != new.get("roleRef") {
+            let part = |key: &str| text(new, &format!("/roleRef/{key}")).to_owned();
+            let said = serde_json::json!({"APIGroup": part("apiGroup"), "Kind": part("kind"), "Name": part("name")});
+            errors.push(FieldError::invalid("roleRef", &said, "cannot change roleRef"));
+        }
     }
     fn name_rule(&self) -> NameRule {
         NameRule::PathSegment

@@ -5,6 +5,7 @@
 //! * [`resource`]: what the functions must know of a kind, built in or defined by a CustomResourceDefinition;
 //! * [`write`]: creation, update, status update, deletion: metadata, generation, finalizers, grace, preconditions;
 //! * [`patch`]: JSON patch, merge patch, strategic merge patch;
+//! * [`owners`], [`typed`], [`fields`]: who owns which fields, and server-side apply;
 //! * [`selector`]: label and field selectors;
 //! * [`strict`]: decoding that notices duplicate fields;
 //! * [`schema`]: structural schemas: checking, defaulting, pruning, unknown fields;
@@ -13,7 +14,9 @@
 //! The embedded API server and the simulator's model of it call the same functions.
 
 pub mod amounts;
+pub mod fields;
 pub mod names;
+pub mod owners;
 pub mod patch;
 pub mod quantity;
 pub mod resource;
@@ -21,6 +24,7 @@ pub mod schema;
 pub mod selector;
 pub mod status;
 pub mod strict;
+pub mod typed;
 pub mod value;
 pub mod write;
 

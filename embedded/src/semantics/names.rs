@@ -60,6 +60,7 @@ pub fn check_name(rule: NameRule, name: &str) -> Option<String> {
     match rule {
         NameRule::Subdomain if name.len() > 253 => Some("must be no more than 253 bytes".into()),
         NameRule::Subdomain => (!is_subdomain(name)).then(|| SUBDOMAIN.into()),
+        NameRule::Label if name.contains('.') => Some("must not contain dots".into()),
         NameRule::Label if name.len() > 63 => Some("must be no more than 63 bytes".into()),
         NameRule::Label => (!is_label(name)).then(|| LABEL.into()),
         NameRule::PathSegment if matches!(name, "." | "..") => Some(format!("may not be '{name}'")),

@@ -1,9 +1,11 @@
 //! The patches: from the old object and what was sent to the object that is wanted.
 
+use std::collections::BTreeMap;
+
 use serde_json::{Map, Value};
 
 use super::schema::{Additional, Node, Schema};
-use super::{FieldError, Resource, Status};
+use super::{Resource, Status};
 
 /// The kinds of patch that are understood.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,47 +16,65 @@ pub enum Kind {
     Merge,
     /// Kubernetes' own, for built-in kinds.
     Strategic,
+    /// Server-side apply ([`owners::apply`](super::owners::apply)).
+    Apply,
 }
 
 impl Kind {
+    /// The media types that a resource takes.
+    #[must_use]
+    pub fn media_types(resource: &Resource) -> Vec<&'static str> {
+        let mut known = vec!["application/json-patch+json", "application/merge-patch+json"];
+        if !resource.custom {
+            known.push("application/strategic-merge-patch+json");
+        }
+        known.push(APPLY);
+        known
+    }
+
     /// By media type.
     ///
     /// # Errors
-    /// 415, also for what kube-apiserver would take and this server does not (server-side apply).
+    /// 415.
     pub fn of(media_type: &str, resource: &Resource) -> Result<Self, Status> {
         let bare = media_type.split(';').next().unwrap_or_default().trim();
         match bare {
             "application/json-patch+json" => Ok(Self::Json),
             "application/merge-patch+json" => Ok(Self::Merge),
             "application/strategic-merge-patch+json" if !resource.custom => Ok(Self::Strategic),
-            _ => {
-                let mut known = vec!["application/json-patch+json", "application/merge-patch+json"];
-                if !resource.custom {
-                    known.push("application/strategic-merge-patch+json");
-                }
-                Err(Status::unsupported_media_type(format!(
-                    "the body of the request was in an unknown format - accepted media types include: {}",
-                    known.join(", ")
-                )))
-            }
+            APPLY => Ok(Self::Apply),
+            _ if resource.custom => Err(Status::unsupported_media_type(format!(
+                "the body of the request was in an unknown format - accepted media types include: {}",
+                Self::media_types(resource).join(", ")
+            ))),
+            _ => Err(Status {
+                details: Value::Object(Map::new()),
+                ..Status::unsupported_media_type("415: Unsupported Media Type")
+            }),
         }
     }
 }
 
+/// The media type of server-side apply.
+const APPLY: &str = "application/apply-patch+yaml";
+
 /// Operations that one JSON patch may have.
 const OPERATIONS_MAX: usize = 10_000;
 
-/// Applies a patch.
+/// Applies a patch that does not depend on who owns what.
 ///
 /// # Errors
-/// 400 for what is no patch, 422 where it does not fit the object.
+/// 400 for what is no patch (an apply is none of these), 422 where it does not fit the object.
 pub fn apply(kind: Kind, resource: &Resource, old: &Value, patch: &[u8]) -> Result<Value, Status> {
-    let parsed: Value =
-        serde_json::from_slice(patch).map_err(|e| Status::bad_request(format!("error decoding patch: {e}")))?;
+    let head = if kind == Kind::Strategic { "" } else { "error decoding patch: " };
+    let refuse = |why: &str| Status::bad_request(format!("{head}{why}"));
+    let parsed: Value = serde_json::from_slice(patch).map_err(|e| refuse(&go_words(&e, patch)))?;
     match kind {
         Kind::Json => {
-            let operations: json_patch::Patch = serde_json::from_value(parsed)
-                .map_err(|e| Status::bad_request(format!("error decoding patch: {e}")))?;
+            if !parsed.is_array() {
+                return Err(refuse(&not_a(&parsed, "[]handlers.jsonPatchOp")));
+            }
+            let Ok(operations) = serde_json::from_value::<json_patch::Patch>(parsed) else { return Err(unfit()) };
             if operations.0.len() > OPERATIONS_MAX {
                 return Err(Status::new(
                     413,
@@ -66,70 +86,89 @@ pub fn apply(kind: Kind, resource: &Resource, old: &Value, patch: &[u8]) -> Resu
                 ));
             }
             let mut new = old.clone();
-            json_patch::patch(&mut new, &operations).map_err(|e| {
-                let kind = match e.kind {
-                    json_patch::PatchErrorKind::TestFailed => format!("testing path {} failed", e.path),
-                    other => format!("{other}: {}", e.path),
+            for operation in operations.0 {
+                // A replacement of what is not there adds it.
+                let operation = match operation {
+                    json_patch::PatchOperation::Replace(r) if r.path.resolve(&new).is_err() => {
+                        json_patch::PatchOperation::Add(json_patch::AddOperation { path: r.path, value: r.value })
+                    }
+                    other => other,
                 };
-                let mut status = Status::invalid("", "", "", &[]);
-                status.message = format!("the server rejected our request due to an error in our request: {kind}");
-                status.details = Value::Object(Map::new());
-                status
-            })?;
+                json_patch::patch(&mut new, &[operation]).map_err(|_| unfit())?;
+            }
             Ok(new)
         }
         Kind::Merge => {
             if !parsed.is_object() {
-                return Err(Status::bad_request("error decoding patch: a merge patch must be an object"));
+                return Err(refuse(&not_a(&parsed, "map[string]interface {}")));
             }
             let mut new = old.clone();
             json_patch::merge(&mut new, &parsed);
             Ok(new)
         }
+        Kind::Apply => Err(Status::bad_request("an apply is decided by the owners of the fields")),
         Kind::Strategic => {
             let Value::Object(changes) = parsed else {
-                return Err(Status::bad_request("error decoding patch: a strategic merge patch must be an object"));
+                return Err(refuse(&not_a(&parsed, "map[string]interface {}")));
             };
             let mut new = old.clone();
             let root = resource.schema.as_deref().map(|s| (s, &s.root));
-            merge_map(super::value::object(&mut new), changes, root).map_err(|why| {
-                let name = super::value::name(old);
-                let error = FieldError::invalid("patch", &String::from_utf8_lossy(patch).as_ref().into(), &why);
-                Status::invalid(&resource.group, &resource.kind, name, &[error])
-            })?;
+            merge_map(super::value::object(&mut new), changes, root).map_err(|why| Status::new(500, "", why))?;
             Ok(new)
         }
     }
 }
 
-type Place<'a> = Option<(&'a Schema, &'a Node)>;
-
-/// How the items of a list are told apart in a strategic merge.
-enum Merge {
-    Replace,
-    Values,
-    By(&'static str),
+/// A patch that does not fit the object.
+fn unfit() -> Status {
+    let why = "the server rejected our request due to an error in our request";
+    Status { details: Value::Object(Map::new()), ..Status::new(422, "Invalid", why) }
 }
 
-/// Lists that merge, by the type that holds them. What is not here is replaced.
-fn merge_rule(holder: &str, field: &str) -> Merge {
-    match (holder, field) {
-        ("ObjectMeta", "finalizers") | ("NodeSpec", "podCIDRs") => Merge::Values,
-        ("ObjectMeta", "ownerReferences") => Merge::By("uid"),
-        (
-            "PodSpec",
-            "containers" | "initContainers" | "ephemeralContainers" | "volumes" | "imagePullSecrets" | "resourceClaims",
-        )
-        | ("Container" | "EphemeralContainer", "env")
-        | ("ServiceAccount", "secrets" | "imagePullSecrets") => Merge::By("name"),
-        ("PodSpec", "hostAliases") | ("PodStatus", "podIPs") => Merge::By("ip"),
-        ("PodSpec", "topologySpreadConstraints") => Merge::By("topologyKey"),
-        ("Container" | "EphemeralContainer", "ports") => Merge::By("containerPort"),
-        ("Container" | "EphemeralContainer", "volumeMounts") => Merge::By("mountPath"),
-        ("Container" | "EphemeralContainer", "volumeDevices") => Merge::By("devicePath"),
-        (_, "conditions") | ("NodeStatus", "addresses") => Merge::By("type"),
-        _ => Merge::Replace,
+/// What Go says of JSON that it cannot read.
+fn go_words(error: &serde_json::Error, bytes: &[u8]) -> String {
+    let at = error.column().checked_sub(1).and_then(|i| bytes.get(i));
+    match at {
+        Some(b) if !error.is_eof() => format!("invalid character {:?} looking for beginning of value", char::from(*b)),
+        _ => "unexpected end of JSON input".into(),
     }
+}
+
+/// What Go says of JSON of another type than is wanted.
+fn not_a(value: &Value, wanted: &str) -> String {
+    let is = match value {
+        Value::Object(_) => "object",
+        Value::Array(_) => "array",
+        Value::String(_) => "string",
+        Value::Number(_) => "number",
+        Value::Bool(_) => "bool",
+        Value::Null => "null",
+    };
+    format!("json: cannot unmarshal {is} into Go value of type {wanted}")
+}
+
+/// A value as Go prints it.
+#[must_use]
+pub fn go_print(value: &Value) -> String {
+    match value {
+        Value::Null => "<nil>".into(),
+        Value::String(s) => s.clone(),
+        Value::Array(list) => format!("[{}]", list.iter().map(go_print).collect::<Vec<_>>().join(" ")),
+        Value::Object(map) => {
+            let mut pairs: Vec<String> = map.iter().map(|(k, v)| format!("{k}:{}", go_print(v))).collect();
+            pairs.sort();
+            format!("map[{}]", pairs.join(" "))
+        }
+        plain => plain.to_string(),
+    }
+}
+
+type Place<'a> = Option<(&'a Schema, &'a Node)>;
+
+/// The key by which the items of a list under `key` are told, "" where they are values; none where the list is replaced.
+fn merge_key<'a>(at: Place<'a>, key: &str) -> Option<&'a str> {
+    let (schema, node) = at?;
+    schema.resolve(node).properties.get(key)?.merge_key.as_deref()
 }
 
 fn place<'a>(at: Place<'a>, key: &str) -> Place<'a> {
@@ -140,10 +179,6 @@ fn place<'a>(at: Place<'a>, key: &str) -> Place<'a> {
         _ => None,
     })?;
     Some((schema, &**next))
-}
-
-fn holder(at: Place<'_>) -> &str {
-    at.and_then(|(_, n)| n.reference.as_deref()).and_then(|r| r.rsplit('.').next()).unwrap_or_default()
 }
 
 fn merge_map(old: &mut Map<String, Value>, mut patch: Map<String, Value>, at: Place<'_>) -> Result<(), String> {
@@ -162,7 +197,9 @@ fn merge_map(old: &mut Map<String, Value>, mut patch: Map<String, Value>, at: Pl
     if let Some(Value::Array(keep)) = patch.remove("$retainKeys") {
         old.retain(|k, _| keep.iter().any(|x| x.as_str() == Some(k)));
     }
-    let mut orders = Vec::new();
+    // The order that the patch wants, and that of before, of the lists that it names.
+    let mut wanted: BTreeMap<String, Vec<Value>> = BTreeMap::new();
+    let mut before: BTreeMap<String, Vec<Value>> = BTreeMap::new();
     for (key, value) in patch {
         if let Some(list) = key.strip_prefix("$deleteFromPrimitiveList/") {
             if let (Some(Value::Array(old)), Value::Array(gone)) = (old.get_mut(list), value) {
@@ -171,7 +208,10 @@ fn merge_map(old: &mut Map<String, Value>, mut patch: Map<String, Value>, at: Pl
             continue;
         }
         if let Some(list) = key.strip_prefix("$setElementOrder/") {
-            orders.push((list.to_owned(), value));
+            if let (Some(Value::Array(there)), Value::Array(order)) = (old.get(list), value) {
+                before.entry(list.to_owned()).or_insert_with(|| there.clone());
+                wanted.insert(list.to_owned(), order);
+            }
             continue;
         }
         let below = place(at, &key);
@@ -181,16 +221,23 @@ fn merge_map(old: &mut Map<String, Value>, mut patch: Map<String, Value>, at: Pl
             }
             (Some(Value::Object(there)), Value::Object(change)) => merge_map(there, change, below)?,
             (Some(Value::Array(there)), Value::Array(change)) => {
-                merge_list(there, change, merge_rule(holder(at), &key), below)?;
+                let by = merge_key(at, &key);
+                if by.is_some() {
+                    before.entry(key.clone()).or_insert_with(|| there.clone());
+                    wanted.entry(key.clone()).or_insert_with(|| change.clone());
+                }
+                merge_list(there, change, by, below)?;
             }
-            (_, Value::Object(change)) => {
+            (_, Value::Object(mut change)) => {
+                // Where there is nothing, there is nothing to replace or to delete.
+                change.remove("$patch");
                 let mut fresh = Map::new();
                 merge_map(&mut fresh, change, below)?;
                 old.insert(key, Value::Object(fresh));
             }
             (_, Value::Array(change)) => {
                 let mut fresh = Vec::new();
-                merge_list(&mut fresh, change, merge_rule(holder(at), &key), below)?;
+                merge_list(&mut fresh, change, merge_key(at, &key), below)?;
                 old.insert(key, Value::Array(fresh));
             }
             (_, plain) => {
@@ -198,36 +245,58 @@ fn merge_map(old: &mut Map<String, Value>, mut patch: Map<String, Value>, at: Pl
             }
         }
     }
-    for (key, order) in orders {
-        if let (Some(Value::Array(list)), Value::Array(order)) = (old.get_mut(&key), order) {
-            let rule = merge_rule(holder(at), &key);
-            let rank = |v: &Value| {
-                order.iter().position(|o| match rule {
-                    Merge::By(k) => o.get(k).is_some() && o.get(k) == v.get(k),
-                    _ => o == v,
-                })
-            };
-            // Stable: what the order does not name keeps its place behind what it does.
-            list.sort_by_key(|v| rank(v).unwrap_or(usize::MAX));
+    for (key, order) in wanted {
+        let by = merge_key(at, &key).unwrap_or_default().to_owned();
+        if let (Some(Value::Array(list)), Some(before)) = (old.get_mut(&key), before.get(&key)) {
+            *list = in_order(std::mem::take(list), &order, before, &by);
         }
     }
     Ok(())
 }
 
-fn merge_list(old: &mut Vec<Value>, change: Vec<Value>, rule: Merge, at: Place<'_>) -> Result<(), String> {
+/// The place of an item in a list, by a key or, without one, by its value.
+fn rank(list: &[Value], item: &Value, key: &str) -> Option<usize> {
+    list.iter()
+        .position(|o| if key.is_empty() { o == item } else { o.get(key).is_some() && o.get(key) == item.get(key) })
+}
+
+/// A merged list: what the patch names in its order, and between it what it does not name, in the order of before. Where that
+/// does not say which is first, the patch's is.
+fn in_order(merged: Vec<Value>, wanted: &[Value], before: &[Value], key: &str) -> Vec<Value> {
+    let (mut named, mut others): (Vec<Value>, Vec<Value>) =
+        merged.into_iter().partition(|v| rank(wanted, v, key).is_some());
+    named.sort_by_key(|v| rank(wanted, v, key));
+    others.sort_by_key(|v| rank(before, v, key));
+    let mut out = Vec::with_capacity(named.len() + others.len());
+    let mut others = others.into_iter().peekable();
+    for item in named {
+        let place = rank(before, &item, key);
+        while let Some(other) = others.next_if(|o| match (rank(before, o, key), place) {
+            (Some(o), Some(p)) => o < p,
+            _ => false,
+        }) {
+            out.push(other);
+        }
+        out.push(item);
+    }
+    out.extend(others);
+    out
+}
+
+fn merge_list(old: &mut Vec<Value>, change: Vec<Value>, key: Option<&str>, at: Place<'_>) -> Result<(), String> {
     let items: Place<'_> = at.and_then(|(s, n)| s.resolve(n).items.as_deref().map(|i| (s, i)));
-    match rule {
-        Merge::Replace => {
+    match key {
+        None => {
             *old = change.into_iter().filter(|v| v.get("$patch").is_none()).collect();
         }
-        Merge::Values => {
+        Some("") => {
             for v in change {
                 if !old.contains(&v) {
                     old.push(v);
                 }
             }
         }
-        Merge::By(key) => {
+        Some(key) => {
             if change.iter().any(|v| v.get("$patch").and_then(Value::as_str) == Some("replace")) {
                 *old = change.into_iter().filter(|v| v.get("$patch").is_none()).collect();
                 return Ok(());
@@ -235,7 +304,8 @@ fn merge_list(old: &mut Vec<Value>, change: Vec<Value>, rule: Merge, at: Place<'
             for v in change {
                 let Value::Object(mut map) = v else { return Err("expected a list of objects".into()) };
                 let Some(id) = map.get(key).cloned() else {
-                    return Err(format!("map: {} does not contain declared merge key: {key}", Value::Object(map)));
+                    let map = go_print(&Value::Object(map));
+                    return Err(format!("map: {map} does not contain declared merge key: {key}"));
                 };
                 let place = old.iter().position(|o| o.get(key) == Some(&id));
                 if map.get("$patch").and_then(Value::as_str) == Some("delete") {
@@ -304,11 +374,11 @@ mod tests {
         assert_eq!(
             new,
             json!({
-                "metadata": {"labels": {"b": "2", "c": "3"}, "finalizers": ["x/y", "z/w"]},
+                "metadata": {"labels": {"b": "2", "c": "3"}, "finalizers": ["z/w", "x/y"]},
                 "spec": {
                     "containers": [
                         {"name": "a", "image": "i", "args": ["3"],
-                         "env": [{"name": "E", "value": "1"}, {"name": "F", "value": "2"}]},
+                         "env": [{"name": "F", "value": "2"}, {"name": "E", "value": "1"}]},
                         {"name": "c", "image": "k"},
                     ],
                     "tolerations": [{"key": "u"}],
@@ -342,7 +412,7 @@ mod tests {
             })
         );
         let e = apply(Kind::Strategic, &pods(), &old, br#"{"spec":{"containers":[{"image":"x"}]}}"#).unwrap_err();
-        assert_eq!(e.code, 422);
+        assert_eq!(e.code, 500);
         assert!(e.message.contains("does not contain declared merge key: name"), "{e}");
     }
 
@@ -351,6 +421,6 @@ mod tests {
         let custom = Resource { custom: true, ..Resource::default() };
         assert_eq!(Kind::of("application/merge-patch+json", &custom), Ok(Kind::Merge));
         assert_eq!(Kind::of("application/strategic-merge-patch+json", &custom).unwrap_err().code, 415);
-        assert_eq!(Kind::of("application/apply-patch+yaml", &pods()).unwrap_err().code, 415);
+        assert_eq!(Kind::of("application/apply-patch+yaml", &pods()), Ok(Kind::Apply));
     }
 }

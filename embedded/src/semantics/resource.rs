@@ -121,6 +121,8 @@ pub struct Resource {
     pub stored_as: (String, String),
     /// `apiVersion` of stored objects.
     pub stored_version: String,
+    /// An object of this kind of which nothing has been said: what is in it was not added by anybody.
+    pub blank: Arc<Value>,
     /// Peculiarities.
     pub behaviour: Arc<dyn Behaviour>,
     /// A warning for who uses this version, "" for none.
@@ -157,6 +159,7 @@ impl Default for Resource {
             selectable_fields: Vec::new(),
             stored_as: (String::new(), String::new()),
             stored_version: "v1".into(),
+            blank: Arc::new(Value::Object(serde_json::Map::new())),
             behaviour: Arc::new(Plain),
             deprecation: String::new(),
         }

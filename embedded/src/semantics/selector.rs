@@ -29,12 +29,7 @@ impl Selector {
     /// # Errors
     /// 400 as kube-apiserver words it.
     pub fn parse(labels: &str, fields: &str, resource: &Resource) -> Result<Self, Status> {
-        let labels = split(labels)
-            .into_iter()
-            .map(|part| {
-                label(part).ok_or_else(|| Status::bad_request(format!("unable to parse requirement: {part:?}")))
-            })
-            .collect::<Result<_, _>>()?;
+        let labels = Parser { rest: labels }.all().map_err(Status::bad_request)?;
         let mut out = Self { labels, fields: Vec::new() };
         for part in fields.split(',').map(str::trim).filter(|p| !p.is_empty()) {
             let (path, value, equal) = part
@@ -43,10 +38,17 @@ impl Selector {
                 .or_else(|| part.split_once("==").map(|(p, v)| (p, v, true)))
                 .or_else(|| part.split_once('=').map(|(p, v)| (p, v, true)))
                 .ok_or_else(|| {
-                    Status::bad_request(format!("invalid field selector: {part:?}; can't understand {part:?}"))
+                    Status::bad_request(format!("invalid selector: '{fields}'; can't understand '{part}'"))
                 })?;
             if !resource.selectable(path) {
-                return Err(Status::bad_request(format!("field label not supported: {path}")));
+                // Kinds that have fields of their own say it in other words.
+                let plain = !resource.custom && resource.behaviour.selectable().is_empty();
+                return Err(Status::bad_request(if plain {
+                    let only = "only \"metadata.name\", \"metadata.namespace\"";
+                    format!("{path:?} is not a known field selector: {only}")
+                } else {
+                    format!("field label not supported: {path}")
+                }));
             }
             out.fields.push((path.to_owned(), value.to_owned(), equal));
         }
@@ -110,66 +112,132 @@ impl Selector {
     }
 }
 
-/// Splits at commas outside parentheses.
-fn split(text: &str) -> Vec<&str> {
-    let mut out = Vec::new();
-    let (mut depth, mut start) = (0_usize, 0);
-    for (i, c) in text.char_indices() {
-        match c {
-            '(' => depth += 1,
-            ')' => depth = depth.saturating_sub(1),
-            ',' if depth == 0 => {
-                out.push(text[start..i].trim());
-                start = i + 1;
+/// Reads conditions on labels from a text, with kube-apiserver's words for what is none.
+struct Parser<'a> {
+    rest: &'a str,
+}
+
+/// Words and signs, "" at the end.
+const SIGNS: [&str; 9] = ["==", "!=", "=", "!", ">", "<", ",", "(", ")"];
+
+impl<'a> Parser<'a> {
+    fn look(&self) -> (&'a str, &'a str) {
+        let text = self.rest.trim_start();
+        let length = SIGNS.iter().find(|s| text.starts_with(**s)).map_or_else(
+            || text.find(|c: char| c.is_whitespace() || "=!<>,()".contains(c)).unwrap_or(text.len()),
+            |s| s.len(),
+        );
+        text.split_at(length)
+    }
+
+    fn take(&mut self) -> &'a str {
+        let (token, rest) = self.look();
+        self.rest = rest;
+        token
+    }
+
+    fn word(&mut self) -> Result<&'a str, String> {
+        let token = self.take();
+        if is_word(token) { Ok(token) } else { Err(format!("found '{token}', expected: identifier")) }
+    }
+
+    fn all(mut self) -> Result<Vec<Label>, String> {
+        let mut out = Vec::new();
+        loop {
+            match self.look().0 {
+                "" => return Ok(out),
+                token if is_word(token) || token == "!" => {
+                    out.push(self.one().map_err(|why| format!("unable to parse requirement: {why}"))?);
+                }
+                other => return Err(format!("found '{other}', expected: !, identifier, or 'end of string'")),
             }
-            _ => {}
+            match self.take() {
+                "" => return Ok(out),
+                "," => {
+                    let next = self.look().0;
+                    if !is_word(next) && next != "!" {
+                        return Err(format!("found '{next}', expected: identifier after ','"));
+                    }
+                }
+                other => return Err(format!("found '{other}', expected: ',' or 'end of string'")),
+            }
         }
     }
-    out.push(text[start..].trim());
-    out.retain(|p| !p.is_empty());
-    out
+
+    fn one(&mut self) -> Result<Label, String> {
+        let missing = self.look().0 == "!";
+        if missing {
+            self.take();
+        }
+        let key = self.word()?;
+        if let Some(why) = super::names::check_qualified(key) {
+            return Err(format!("key: Invalid value: {key:?}: {why}"));
+        }
+        let key = key.to_owned();
+        if missing {
+            return Ok(Label::Missing(key));
+        }
+        if matches!(self.look().0, "" | ",") {
+            return Ok(Label::Exists(key));
+        }
+        match self.take() {
+            "=" | "==" => Ok(Label::In(key.clone(), vec![self.value(&key)?])),
+            "!=" => Ok(Label::NotIn(key.clone(), vec![self.value(&key)?])),
+            "in" => Ok(Label::In(key.clone(), self.values(&key)?)),
+            "notin" => Ok(Label::NotIn(key.clone(), self.values(&key)?)),
+            sign @ (">" | "<") => {
+                let value = self.value(&key)?;
+                let number = value.parse().map_err(|_| {
+                    format!("values[0][{key}]: Invalid value: {value:?}: for 'Gt', 'Lt' operators, the value must be an integer")
+                })?;
+                Ok(if sign == ">" { Label::Greater(key, number) } else { Label::Less(key, number) })
+            }
+            other => Err(format!("found '{other}', expected: in, notin, =, ==, !=, gt, lt")),
+        }
+    }
+
+    fn checked(key: &str, value: &str) -> Result<String, String> {
+        match super::names::check_label_value(value) {
+            None => Ok(value.to_owned()),
+            Some(why) => Err(format!("values[0][{key}]: Invalid value: {value:?}: {why}")),
+        }
+    }
+
+    fn value(&mut self, key: &str) -> Result<String, String> {
+        if matches!(self.look().0, "" | ",") {
+            return Ok(String::new());
+        }
+        let word = self.word()?;
+        Self::checked(key, word)
+    }
+
+    fn values(&mut self, key: &str) -> Result<Vec<String>, String> {
+        let open = self.take();
+        if open != "(" {
+            return Err(format!("found '{open}' expected: '('"));
+        }
+        let mut out = Vec::new();
+        loop {
+            match self.look().0 {
+                word if is_word(word) => {
+                    self.take();
+                    out.push(Self::checked(key, word)?);
+                }
+                // Nothing between two commas is the empty value.
+                "," | ")" => out.push(String::new()),
+                other => return Err(format!("found '{other}', expected: ',', ')' or identifier")),
+            }
+            match self.take() {
+                "," => {}
+                ")" => return Ok(out),
+                other => return Err(format!("found '{other}', expected: ',', or ')'")),
+            }
+        }
+    }
 }
 
-fn key(text: &str) -> Option<String> {
-    let text = text.trim();
-    super::names::check_qualified(text).is_none().then(|| text.to_owned())
-}
-
-fn set(text: &str) -> Option<Vec<String>> {
-    let inner = text.trim().strip_prefix('(')?.strip_suffix(')')?;
-    Some(inner.split(',').map(|v| v.trim().to_owned()).collect())
-}
-
-fn label(part: &str) -> Option<Label> {
-    if let Some(rest) = part.strip_prefix('!') {
-        return key(rest).map(Label::Missing);
-    }
-    if let Some((k, v)) = part.split_once("!=") {
-        return Some(Label::NotIn(key(k)?, vec![v.trim().to_owned()]));
-    }
-    if let Some((k, v)) = part.split_once("==").or_else(|| part.split_once('=')) {
-        let v = v.trim();
-        return super::names::check_label_value(v).is_none().then_some(Label::In(key(k)?, vec![v.to_owned()]));
-    }
-    if let Some((k, v)) = part
-        .split_once(" notin ")
-        .or_else(|| part.split_once(" notin(").map(|(k, _)| (k, &part[part.find('(').unwrap_or(0)..])))
-    {
-        return Some(Label::NotIn(key(k)?, set(v)?));
-    }
-    if let Some((k, v)) = part
-        .split_once(" in ")
-        .or_else(|| part.split_once(" in(").map(|(k, _)| (k, &part[part.find('(').unwrap_or(0)..])))
-    {
-        return Some(Label::In(key(k)?, set(v)?));
-    }
-    if let Some((k, v)) = part.split_once('>') {
-        return Some(Label::Greater(key(k)?, v.trim().parse().ok()?));
-    }
-    if let Some((k, v)) = part.split_once('<') {
-        return Some(Label::Less(key(k)?, v.trim().parse().ok()?));
-    }
-    key(part).map(Label::Exists)
+fn is_word(token: &str) -> bool {
+    !token.is_empty() && !SIGNS.contains(&token)
 }
 
 #[cfg(test)]
@@ -209,6 +277,6 @@ mod tests {
         assert!(Selector::parse("", "metadata.name=x", &r).unwrap().matches(&o, &r));
         assert!(!Selector::parse("", "metadata.name!=x", &r).unwrap().matches(&o, &r));
         let e = Selector::parse("", "spec.foo=x", &r).unwrap_err();
-        assert_eq!(e.message, "field label not supported: spec.foo");
+        assert!(e.message.starts_with("\"spec.foo\" is not a known field selector"), "{e}");
     }
 }

@@ -182,7 +182,12 @@ impl Status {
     /// 422 with its causes.
     #[must_use]
     pub fn invalid(group: &str, kind: &str, name: &str, errors: &[FieldError]) -> Self {
-        let texts: Vec<String> = errors.iter().map(FieldError::message).collect();
+        let mut texts: Vec<String> = Vec::new();
+        for text in errors.iter().map(FieldError::message) {
+            if !texts.contains(&text) {
+                texts.push(text);
+            }
+        }
         let all = match texts.as_slice() {
             [one] => one.clone(),
             many => format!("[{}]", many.join(", ")),

@@ -36,19 +36,19 @@ pub enum FieldValidation {
 }
 
 impl FieldValidation {
-    /// Reads the query parameter.
+    /// Reads the query parameter, one of `options` (`CreateOptions`, ...).
     ///
     /// # Errors
     /// 422 as kube-apiserver does.
-    pub fn parse(text: &str) -> Result<Self, Status> {
+    pub fn parse(text: &str, options: &str) -> Result<Self, Status> {
         match text {
             "Ignore" => Ok(Self::Ignore),
             "" | "Warn" => Ok(Self::Warn),
             "Strict" => Ok(Self::Strict),
             other => {
-                let known = ["Ignore", "Strict", "Warn"].map(str::to_owned);
+                let known = ["", "Ignore", "Strict", "Warn"].map(str::to_owned);
                 let error = FieldError::unsupported("fieldValidation", &other.into(), &known);
-                Err(Status::invalid("meta.k8s.io", "CreateOptions", "", &[error]))
+                Err(Status::invalid("meta.k8s.io", options, "", &[error]))
             }
         }
     }
@@ -75,6 +75,19 @@ pub fn shape(resource: &Resource, mut object: Value, duplicates: &[String]) -> R
         ));
     }
     let (said_version, said_kind) = (text(&object, "/apiVersion").to_owned(), text(&object, "/kind").to_owned());
+    if resource.custom && said_kind.is_empty() {
+        let text = object.to_string();
+        let start: String = text.chars().take(30).collect();
+        let start = if start.len() < text.len() { format!("{start} ...") } else { start };
+        return Err(Status::bad_request(format!(
+            "the object provided is unrecognized (must be of type {}): Object 'Kind' is missing in '{text}' ({start})",
+            resource.kind
+        )));
+    }
+    if resource.custom && said_kind != resource.kind && said_version == api_version {
+        let error = FieldError::invalid("kind", &said_kind.as_str().into(), &format!("must be {}", resource.kind));
+        return Err(Status::invalid(&resource.group, &said_kind, name(&object), &[error]));
+    }
     if (!said_kind.is_empty() && said_kind != resource.kind)
         || (!said_version.is_empty() && said_version != api_version)
     {
@@ -83,9 +96,15 @@ pub fn shape(resource: &Resource, mut object: Value, duplicates: &[String]) -> R
                 "{said_kind} in version {:?} cannot be handled as a {}: no kind {said_kind:?} is registered for version {api_version:?}",
                 resource.version, resource.kind,
             )
-        } else {
+        } else if resource.custom {
             format!(
                 "the API version in the data ({said_version}) does not match the expected API version ({api_version})"
+            )
+        } else {
+            let version = said_version.rsplit('/').next().unwrap_or_default();
+            format!(
+                "{said_kind} in version {version:?} cannot be handled as a {}: no kind {said_kind:?} is registered for version {said_version:?} in scheme \"pkg/runtime/scheme.go:111\"",
+                resource.kind,
             )
         }));
     }
@@ -107,20 +126,28 @@ pub fn shape(resource: &Resource, mut object: Value, duplicates: &[String]) -> R
         strict.extend(gone.iter().map(|p| format!("unknown field {p:?}")));
         if !resource.custom {
             schema::drop_nulls(schema, &mut object);
-        } else if let Some(m) = object.get_mut("metadata").and_then(Value::as_object_mut) {
-            m.retain(|_, v| !v.is_null());
+        } else {
+            schema::drop_wrong_nulls(schema, &mut object);
+            if let Some(m) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+                m.retain(|_, v| !v.is_null());
+            }
         }
     }
-    // Field management is not kept, so nobody is told that it were.
-    meta(&mut object).remove("managedFields");
-    meta(&mut object).remove("selfLink");
+    let m = meta(&mut object);
+    m.remove("selfLink");
+    for key in ["labels", "annotations", "finalizers", "ownerReferences"] {
+        let empty = |v: &Value| v.as_array().is_some_and(Vec::is_empty) || v.as_object().is_some_and(Map::is_empty);
+        if m.get(key).is_some_and(empty) {
+            m.remove(key);
+        }
+    }
     Ok(Decoded { object, strict })
 }
 
 fn metadata_type(schema: &schema::Schema, metadata: &Value) -> Option<String> {
     let root = schema::Node { reference: Some(schema::OBJECT_META.into()), ..schema::Node::default() };
     let of = schema::Schema { root, definitions: schema.definitions.clone() };
-    schema::go_type(&of, metadata, "ObjectMeta").map(|w| w.replace("ObjectMeta.", "ObjectMeta.metadata."))
+    schema::go_type(&of, metadata, "ObjectMeta")
 }
 
 /// 400: the object is of this kind by name but not by its values.
@@ -258,32 +285,42 @@ fn check_metadata(resource: &Resource, old: Option<&Value>, object: &Value, erro
     if let Some(annotations) = object.pointer("/metadata/annotations").and_then(Value::as_object) {
         names::check_annotations(annotations, "metadata.annotations", errors);
     }
-    for f in finalizers(object) {
+    for (i, f) in finalizers(object).into_iter().enumerate() {
+        let field = format!("metadata.finalizers[{i}]");
         if let Some(why) = names::check_qualified(&f) {
-            errors.push(FieldError::invalid("metadata.finalizers", &f.as_str().into(), &why));
+            errors.push(FieldError::invalid(field, &f.as_str().into(), &why));
         } else if !f.contains('/')
             && ![ORPHAN_FINALIZER, FOREGROUND_FINALIZER, "kubernetes"].contains(&f.as_str())
             && !resource.custom
             && resource.group != "apiextensions.k8s.io"
         {
             let why = "name is neither a standard finalizer name nor is it fully qualified";
-            errors.push(FieldError::invalid("metadata.finalizers", &f.as_str().into(), why));
+            let error = FieldError::invalid(field, &f.as_str().into(), why);
+            if old.is_some() {
+                // Found twice there: as metadata and as a change of it.
+                errors.push(error.clone());
+            }
+            errors.push(error);
         }
     }
-    let mut controllers = 0;
-    for (i, owner) in value::items(object, "/metadata/ownerReferences").iter().enumerate() {
+    let mut controlling = Vec::new();
+    for owner in value::items(object, "/metadata/ownerReferences") {
         for key in ["apiVersion", "kind", "name", "uid"] {
             if text(owner, &format!("/{key}")).is_empty() {
-                let field = format!("metadata.ownerReferences[{i}].{key}");
+                let field = format!("metadata.ownerReferences.{key}");
                 errors.push(FieldError::invalid(field, &"".into(), "must not be empty"));
             }
         }
-        controllers += usize::from(owner.get("controller").and_then(Value::as_bool).unwrap_or(false));
+        if owner.get("controller").and_then(Value::as_bool) == Some(true) {
+            controlling.push(format!("{}/{}", text(owner, "/kind"), text(owner, "/name")));
+        }
     }
-    if controllers > 1 {
+    if let [first, second, ..] = controlling.as_slice() {
         let list = object.pointer("/metadata/ownerReferences").cloned().unwrap_or_default();
-        let why = "Only one reference can have Controller set to true";
-        errors.push(FieldError::invalid("metadata.ownerReferences", &list, why));
+        let why = format!(
+            "Only one reference can have Controller set to true. Found \"true\" in references for {first} and {second}"
+        );
+        errors.push(FieldError::invalid("metadata.ownerReferences", &list, &why));
     }
     if let Some(old) = old
         && deleting(old)
@@ -296,7 +333,8 @@ fn check_metadata(resource: &Resource, old: Option<&Value>, object: &Value, erro
                 "no new finalizers can be added if the object is being deleted, found new finalizers []string{{{}}}",
                 list.join(", ")
             );
-            errors.push(FieldError::forbidden("metadata.finalizers", &why));
+            let error = FieldError::forbidden("metadata.finalizers", &why);
+            errors.extend([error.clone(), error]);
         }
     }
 }
@@ -320,14 +358,20 @@ pub fn update(
     place(resource, value::namespace(old), &mut new)?;
     let (old_uid, new_uid) = (value::uid(old), value::uid(&new));
     if !new_uid.is_empty() && new_uid != old_uid {
-        let why = format!("Precondition failed: UID in precondition: {new_uid}, UID in object meta: {old_uid}");
+        let group = if resource.custom { format!("{}/", resource.group) } else { String::new() };
+        let space = value::namespace(old);
+        let space = if space.is_empty() { String::new() } else { format!("{space}/") };
+        let why = format!(
+            "StorageError: invalid object, Code: 4, Key: /registry/{group}{}/{space}{n}, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: {new_uid}, UID in object meta: {old_uid}",
+            resource.plural
+        );
         return Err(Status::conflict(&resource.group, &resource.plural, n, &why));
     }
     let version = value::resource_version(&new);
     if version.is_empty() || version == "0" {
         if must_have_version {
             let error = FieldError::invalid("metadata.resourceVersion", &0.into(), "must be specified for an update");
-            return Err(Status::invalid(&resource.group, &resource.kind, n, &[error]));
+            return Err(Status::invalid(&resource.group, &resource.plural, n, &[error]));
         }
     } else if version != value::resource_version(old) {
         return Err(Status::modified(&resource.group, &resource.plural, n));
@@ -425,9 +469,10 @@ impl DeleteOptions {
         let grace = match body.get("gracePeriodSeconds").and_then(number) {
             Some(n) => Some(n),
             None => match query("gracePeriodSeconds") {
-                Some(t) => {
-                    Some(t.parse().map_err(|_| Status::bad_request(format!("invalid gracePeriodSeconds {t:?}")))?)
-                }
+                Some(t) => Some(
+                    t.parse()
+                        .map_err(|_| Status::bad_request(format!("strconv.ParseInt: parsing {t:?}: invalid syntax")))?,
+                ),
                 None => None,
             },
         };
@@ -447,12 +492,12 @@ impl DeleteOptions {
             (_, Some(_)) => {
                 let why = "orphanDependents and deletionPropagation cannot be both set";
                 let error = FieldError::invalid("propagationPolicy", &policy.as_str().into(), why);
-                return Err(Status::invalid("", "DeleteOptions", "", &[error]));
+                return Err(Status::invalid("meta.k8s.io", "DeleteOptions", "", &[error]));
             }
             (other, None) => {
-                let known = ["Foreground", "Background", "Orphan"].map(str::to_owned);
+                let known = ["Foreground", "Background", "Orphan", "nil"].map(str::to_owned);
                 let error = FieldError::unsupported("propagationPolicy", &other.into(), &known);
-                return Err(Status::invalid("", "DeleteOptions", "", &[error]));
+                return Err(Status::invalid("meta.k8s.io", "DeleteOptions", "", &[error]));
             }
         };
         let dry_run = !value::items(body, "/dryRun").is_empty() || query("dryRun").is_some_and(|d| !d.is_empty());
@@ -478,15 +523,17 @@ pub enum Deletion {
 /// # Errors
 /// 409 when a precondition does not hold.
 pub fn delete(resource: &Resource, old: &Value, options: &DeleteOptions, moment: &Moment) -> Result<Deletion, Status> {
-    for (what, wanted, is) in [
-        ("UID", &options.uid, value::uid(old)),
-        ("ResourceVersion", &options.resource_version, value::resource_version(old)),
+    for (what, wanted, is, hint) in [
+        ("UID", &options.uid, value::uid(old), "deleted and then recreated"),
+        ("ResourceVersion", &options.resource_version, value::resource_version(old), "modified"),
     ] {
         if let Some(wanted) = wanted
             && wanted != is
         {
-            let why = format!("Precondition failed: {what} in precondition: {wanted}, {what} in object meta: {is}");
-            return Err(Status::conflict(&resource.group, &resource.plural, name(old), &why));
+            let why = format!(
+                "the {what} in the precondition ({wanted}) does not match the {what} in record ({is}). The object might have been {hint}"
+            );
+            return Err(Status::conflict(&resource.group, &resource.kind, name(old), &why));
         }
     }
     let mut new = old.clone();
@@ -514,7 +561,9 @@ pub fn delete(resource: &Resource, old: &Value, options: &DeleteOptions, moment:
         (Some(g), false) => options.grace.map_or_else(|| before.unwrap_or(0), |_| g.min(before.unwrap_or(0))),
     };
     if left == 0 && held.is_empty() && !resource.behaviour.held(&new) {
-        mark(&mut new, resource, fresh, 0, moment, before);
+        if grace.is_some() || !fresh {
+            mark(&mut new, resource, fresh, 0, moment, before);
+        }
         return Ok(Deletion::Remove(new));
     }
     if !fresh && !changed && before == Some(left) {
@@ -540,8 +589,12 @@ fn mark(new: &mut Value, resource: &Resource, fresh: bool, grace: i64, moment: &
     };
     let m = meta(new);
     m.insert("deletionTimestamp".into(), when.into());
-    m.insert("deletionGracePeriodSeconds".into(), grace.into());
-    if fresh && resource.generation {
+    // These two have deletions of their own.
+    let own = !resource.custom && ["Namespace", "CustomResourceDefinition"].contains(&resource.kind.as_str());
+    if !own {
+        m.insert("deletionGracePeriodSeconds".into(), grace.into());
+    }
+    if fresh && resource.generation && !own {
         let g = m.get("generation").and_then(Value::as_i64).unwrap_or(0) + 1;
         m.insert("generation".into(), g.into());
     }
@@ -579,8 +632,8 @@ pub fn with_scale(resource: &Resource, old: &Value, scale: &Value) -> Result<Val
     let Some(paths) = &resource.scale else { return Err(Status::no_such_path()) };
     let wanted = scale.pointer("/spec/replicas").and_then(Value::as_i64).unwrap_or(0);
     if wanted < 0 {
-        let error = FieldError::invalid("spec.replicas", &wanted.into(), "should be a non-negative integer");
-        return Err(Status::invalid("autoscaling", "Scale", name(old), &[error]));
+        let error = FieldError::invalid(&paths.spec_path, &wanted.into(), "should be a non-negative integer");
+        return Err(Status::invalid(&resource.group, &resource.kind, name(old), &[error]));
     }
     let mut new = old.clone();
     let version = value::resource_version(scale);

@@ -1,6 +1,7 @@
 //! Which resources are served: the built-in ones and those of the CustomResourceDefinitions.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use serde_json::Value;
@@ -116,6 +117,10 @@ impl Inner {
             self.room_changed(event);
             if event.key.starts_with("/registry/rbac.authorization.k8s.io/") {
                 self.rbac.forget();
+                if event.key.starts_with(super::housekeeping::ROLES) {
+                    self.roles_changed.store(true, Ordering::Release);
+                    self.cleanup.notify_one();
+                }
             } else if let Some(namespace) = event.key.strip_prefix("/registry/core/namespaces/") {
                 self.forget_namespace(namespace);
             } else if let Some(definition) = event.key.strip_prefix(CRD_PREFIX) {

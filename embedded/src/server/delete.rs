@@ -17,8 +17,8 @@ use crate::semantics::{Resource, Status};
 use crate::storage::{Expect, Outcome};
 
 /// Kinds whose deletion is answered with the object.
-const ANSWERED_WITH_OBJECT: [&str; 5] =
-    ["Pod", "ServiceAccount", "PersistentVolume", "PersistentVolumeClaim", "ResourceQuota"];
+const ANSWERED_WITH_OBJECT: [&str; 6] =
+    ["Pod", "ServiceAccount", "PersistentVolume", "PersistentVolumeClaim", "ResourceQuota", "StorageClass"];
 
 /// What became of an object.
 pub(super) struct Deleted {
@@ -44,8 +44,7 @@ impl Inner {
         let options = options(call, body).await?;
         let place = if resource.namespaced { call.target.namespace.as_str() } else { "" };
         let deleted = self.delete_one(resource, call, place, &call.target.name, &options, "").await?;
-        let with_object =
-            !deleted.gone || (resource.group.is_empty() && ANSWERED_WITH_OBJECT.contains(&&*resource.kind));
+        let with_object = !deleted.gone || (!resource.custom && ANSWERED_WITH_OBJECT.contains(&&*resource.kind));
         if with_object {
             return Ok(self.show(resource, call, form, deleted.object, 200));
         }
@@ -120,17 +119,13 @@ impl Inner {
         let mut items = Vec::new();
         for object in listing.objects {
             match self.delete_one(resource, call, namespace(&object), name(&object), &options, "").await {
-                Ok(deleted) => items.push(deleted.object),
+                // As they were.
+                Ok(_) => items.push(object),
                 Err(s) if s.code == 404 => {}
                 Err(s) => return Err(s),
             }
         }
-        Ok(respond::json(
-            200,
-            &json!({
-                "kind": resource.list_kind, "apiVersion": resource.api_version(),
-                "metadata": {"resourceVersion": listing.revision.to_string()}, "items": items,
-            }),
-        ))
+        let metadata = json!({"resourceVersion": listing.revision.to_string()});
+        Ok(respond::json(200, &respond::list(resource, metadata, items)))
     }
 }

@@ -11,8 +11,8 @@ use super::catalog::Served;
 use super::respond::{self, nowhere};
 use super::{AggregatedApi, Inner, Response};
 use crate::auth::User;
-use crate::semantics::Resource;
 use crate::semantics::value::{items, text};
+use crate::semantics::{Resource, Status};
 
 /// The version that is served when the configuration says none.
 const GIT_VERSION: &str = "v1.36.0+virtfold";
@@ -22,6 +22,9 @@ const AGGREGATED: &str = "apidiscovery.k8s.io";
 fn verbs(r: &Resource) -> Vec<&'static str> {
     if r.virtual_only {
         return vec!["create"];
+    }
+    if r.custom {
+        return vec!["delete", "deletecollection", "get", "list", "patch", "create", "update", "watch"];
     }
     vec!["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
 }
@@ -43,7 +46,9 @@ fn subresources(r: &Resource) -> Vec<(&'static str, String, String, String, Vec<
         out.push(("scale", "autoscaling".into(), "v1".into(), "Scale".into(), vec!["get", "patch", "update"]));
     }
     if r.status {
-        out.push(own("status", vec!["get", "patch", "update"]));
+        // Of custom resources it comes first.
+        let place = if r.custom { 0 } else { out.len() };
+        out.insert(place, own("status", vec!["get", "patch", "update"]));
     }
     out
 }
@@ -179,7 +184,9 @@ fn group_entry(group: &str, versions: &[String]) -> Value {
 }
 
 /// An `APIResourceList` in the aggregated form.
-fn aggregate(list: &Value, group: &str, version: &str) -> Value {
+///
+/// Of built-in kinds it is not said again whose they are, of others it is.
+fn aggregate(list: &Value, group: &str, version: &str, builtin: bool) -> Value {
     let mut out: Vec<Value> = Vec::new();
     let kind_of = |r: &Value| {
         let or = |key: &str, own: &str| match r.get(key).and_then(Value::as_str) {
@@ -187,6 +194,9 @@ fn aggregate(list: &Value, group: &str, version: &str) -> Value {
             _ => own.to_owned(),
         };
         let foreign = r.get("version").is_some();
+        if builtin && !foreign {
+            return json!({"group": "", "version": "", "kind": text(r, "/kind")});
+        }
         let g = if foreign { text(r, "/group").to_owned() } else { or("group", group) };
         json!({"group": g, "version": or("version", version), "kind": text(r, "/kind")})
     };
@@ -256,10 +266,11 @@ pub(super) async fn answer(inner: &Arc<Inner>, path: &str, headers: &HeaderMap) 
                 let mut lists = Vec::new();
                 for v in &versions {
                     if let Some(list) = inner.list_of(&served, &group, v).await {
-                        lists.push(aggregate(&list, &group, v));
+                        let builtin = served.resources.values().any(|r| r.group == group && !r.custom);
+                        lists.push(aggregate(&list, &group, v, builtin));
                     }
                 }
-                let mut metadata = json!({"creationTimestamp": null});
+                let mut metadata = json!({});
                 if !group.is_empty() {
                     metadata["name"] = group.into();
                 }
@@ -288,7 +299,8 @@ pub(super) async fn answer(inner: &Arc<Inner>, path: &str, headers: &HeaderMap) 
             respond::json(200, &json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}))
         }
         (["api", version], _) => {
-            resource_list(&served, "", version).map_or_else(nowhere, |list| respond::json(200, &list))
+            let unknown = || respond::refuse(&Status::no_such_path());
+            resource_list(&served, "", version).map_or_else(unknown, |list| respond::json(200, &list))
         }
         (["apis", group], _) => match inner.groups(&served).get(*group) {
             Some(versions) => {
@@ -300,7 +312,9 @@ pub(super) async fn answer(inner: &Arc<Inner>, path: &str, headers: &HeaderMap) 
             None => nowhere(),
         },
         (["apis", group, version], _) if !group.is_empty() => {
-            resource_list(&served, group, version).map_or_else(nowhere, |list| respond::json(200, &list))
+            let known = served.resources.values().any(|r| r.group == *group && !r.custom);
+            let unknown = || if known { respond::refuse(&Status::no_such_path()) } else { nowhere() };
+            resource_list(&served, group, version).map_or_else(unknown, |list| respond::json(200, &list))
         }
         ([], _) => {
             let mut paths = vec!["/api".to_owned(), "/api/v1".into(), "/apis".into()];

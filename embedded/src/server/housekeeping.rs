@@ -1,5 +1,6 @@
 //! What the server does by itself: built-in objects at the start, the end of definitions, old events, compaction.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use tokio::time::Instant;
 
 use super::request::{Call, Query, Target};
 use super::{Inner, convert, moment, now, storage_status};
-use crate::auth::{User, bootstrap};
+use crate::auth::{User, bootstrap, rbac};
 use crate::kinds::crd::{self, CLEANUP_FINALIZER};
 use crate::semantics::selector::Selector;
 use crate::semantics::value::{deleting, finalizers, meta, name, namespace, put, text};
@@ -16,6 +17,8 @@ use crate::semantics::write::{self, DeleteOptions};
 use crate::semantics::{Resource, Status, seconds};
 use crate::storage::{RangeQuery, Revision, StorageError};
 
+/// The key prefix of cluster roles.
+pub(super) const ROLES: &str = "/registry/rbac.authorization.k8s.io/clusterroles/";
 /// How long events are kept.
 const EVENT_SECONDS: i64 = 3600;
 /// How often old events are looked for.
@@ -55,6 +58,12 @@ pub(super) async fn run(inner: Weak<Inner>, stop: tokio_util::sync::Cancellation
             () = wait => {
                 let Some(inner) = inner.upgrade() else { return };
                 again = inner.end_definitions().await;
+                if inner.roles_changed.swap(false, Ordering::AcqRel)
+                    && let Err(status) = inner.gather_roles().await
+                {
+                    tracing::warn!(%status, "roles that gather others wait");
+                    inner.roles_changed.store(true, Ordering::Release);
+                }
             }
         }
     }
@@ -101,6 +110,24 @@ impl Inner {
             match self.store_new(resource, object, false).await {
                 Err(s) if s.reason != "AlreadyExists" => return Err(s),
                 _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the rules of roles that gather others, where they are not what they should be.
+    async fn gather_roles(self: &Arc<Self>) -> Result<(), Status> {
+        let Some(resource) = self.catalog.served().find("rbac.authorization.k8s.io", "v1", "clusterroles") else {
+            return Ok(());
+        };
+        let listing = self.collect(&resource, "", &Selector::default(), 0, None, 0).await?;
+        for (role, rules) in rbac::gathered(&listing.objects) {
+            let kv = self.find(&resource, "", &role).await?;
+            let old = convert::read(&resource, &kv.value, kv.revision)?;
+            let mut new = old.clone();
+            crate::semantics::value::object(&mut new).insert("rules".into(), rules);
+            if self.store_over(&resource, &kv, &old, new).await?.is_none() {
+                self.roles_changed.store(true, Ordering::Release);
             }
         }
         Ok(())

@@ -98,6 +98,8 @@ struct Inner {
     remembered: std::sync::Mutex<room::Remembered>,
     room: room::Room,
     cleanup: tokio::sync::Notify,
+    /// A cluster role has changed since the roles that gather others were looked at.
+    roles_changed: std::sync::atomic::AtomicBool,
     stop: tokio_util::sync::CancellationToken,
 }
 
@@ -134,6 +136,7 @@ impl ApiServer {
             remembered: std::sync::Mutex::default(),
             room: room::Room::default(),
             cleanup: tokio::sync::Notify::new(),
+            roles_changed: std::sync::atomic::AtomicBool::new(true),
             storage,
             config,
             stop: stop.clone(),
@@ -230,18 +233,21 @@ fn moment() -> Moment {
     Moment { seconds: now(), uid: random.to_string(), suffix }
 }
 
+/// What a client is told who asks for a revision that has not happened.
+fn too_large(asked: crate::storage::Revision, newest: crate::storage::Revision) -> Status {
+    let mut s = Status::timeout(format!("Timeout: Too large resource version: {asked}, current: {newest}"));
+    s.details = serde_json::json!({
+        "causes": [{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}],
+        "retryAfterSeconds": 1,
+    });
+    s
+}
+
 /// What a client is told when the store does not do what it should.
 fn storage_status(error: StorageError) -> Status {
     match error {
         StorageError::Compacted { .. } => Status::expired("The resourceVersion for the provided list is too old."),
-        StorageError::Future { asked } => {
-            let mut s = Status::timeout(format!("Too large resource version: {asked}"));
-            s.details = serde_json::json!({
-                "causes": [{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}],
-                "retryAfterSeconds": 1,
-            });
-            s
-        }
+        StorageError::Future { asked } => too_large(asked, 0),
         StorageError::NoSpace => Status::new(500, "InternalError", "etcdserver: mvcc: database space exceeded"),
         StorageError::Unavailable(why) => Status::timeout(format!("the store did not answer: {why}")),
         StorageError::Broken(why) => Status::internal(why),

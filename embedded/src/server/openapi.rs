@@ -8,7 +8,7 @@ use http::{HeaderMap, HeaderValue, header};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
-use super::respond::{self, nowhere};
+use super::respond;
 use super::{Inner, Response};
 use crate::kinds;
 use crate::semantics::Resource;
@@ -83,7 +83,9 @@ pub(super) fn group(inner: &Arc<Inner>, path: &str) -> Response {
     let resources: Vec<_> =
         served.resources.values().filter(|r| path_of(&r.group, &r.version) == path).cloned().collect();
     if resources.is_empty() {
-        return nowhere();
+        let mut response = Response::new(axum::body::Body::empty());
+        *response.status_mut() = http::StatusCode::NOT_FOUND;
+        return response;
     }
     let mut all = kinds::definitions();
     let mut roots = BTreeSet::new();
@@ -282,10 +284,7 @@ fn operations(r: &Resource, root: &str, list: &str, paths: &mut Map<String, Valu
     named.push(
         json!({"name": "name", "in": "path", "required": true, "schema": {"type": "string", "uniqueItems": true}}),
     );
-    let mut patches = vec!["application/json-patch+json", "application/merge-patch+json"];
-    if !r.custom {
-        patches.push("application/strategic-merge-patch+json");
-    }
+    let patches = crate::semantics::patch::Kind::media_types(r);
     let patch = json!({"required": true, "content": patches.iter().map(|k| ((*k).to_owned(), json!({"schema": {"type": "object"}}))).collect::<Map<_, _>>()});
     let options = json!({"content": {"application/json": {"schema": {"$ref": reference(DELETE_OPTIONS)}}}});
     let object = |suffix: &str| {

@@ -7,16 +7,49 @@ use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde_json::{Value, json};
 
-use super::request::Call;
+use super::request::{Call, Query};
 use super::respond::{self, Form};
 use super::{Inner, Response, convert, storage_status, table};
 use crate::semantics::selector::Selector;
 use crate::semantics::value::resource_version;
-use crate::semantics::{Resource, Status};
+use crate::semantics::{FieldError, Resource, Status};
 use crate::storage::{Kv, RangeQuery, Revision, StorageError};
 
 /// Items that are read from the store at once when a list is filtered.
 const PAGE_ITEMS: usize = 500;
+
+/// The rules of `resourceVersion`, `resourceVersionMatch`, `sendInitialEvents` and `continue` with each other.
+pub(super) fn check_options(q: &Query, watch: bool) -> Result<(), Status> {
+    let (wanted, version) = (q.text("resourceVersionMatch"), q.text("resourceVersion"));
+    let initial = q.get("sendInitialEvents").is_some();
+    let mut errors = Vec::new();
+    let mut forbid = |field: &str, why: &str| errors.push(FieldError::forbidden(field, why));
+    let of = "resourceVersionMatch";
+    if watch && initial && wanted != "NotOlderThan" {
+        forbid(of, "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan");
+    }
+    if watch && !initial && !wanted.is_empty() {
+        forbid(of, "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided");
+    }
+    if !watch && !wanted.is_empty() && version.is_empty() {
+        forbid(of, "resourceVersionMatch is forbidden unless resourceVersion is provided");
+    }
+    if !wanted.is_empty() && !q.text("continue").is_empty() {
+        forbid(of, "resourceVersionMatch is forbidden when continue is provided");
+    }
+    if !watch && wanted == "Exact" && version == "0" {
+        forbid(of, "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"");
+    }
+    if !watch && initial {
+        forbid("sendInitialEvents", "sendInitialEvents is forbidden for list");
+    }
+    let known: &[&str] = if watch { &["NotOlderThan"] } else { &["Exact", "NotOlderThan", ""] };
+    if !wanted.is_empty() && !known.contains(&wanted) {
+        let known: Vec<String> = known.iter().map(|k| (*k).to_owned()).collect();
+        errors.push(FieldError::unsupported(of, &wanted.into(), &known));
+    }
+    if errors.is_empty() { Ok(()) } else { Err(Status::invalid("meta.k8s.io", "ListOptions", "", &errors)) }
+}
 
 /// What a list is to contain.
 #[derive(Debug, Default)]
@@ -32,9 +65,8 @@ pub(super) fn revision(text: &str) -> Result<Revision, Status> {
     match text {
         "" => Ok(0),
         t => t.parse::<Revision>().ok().filter(|r| *r >= 0).ok_or_else(|| {
-            let why = "strconv.ParseUint: parsing: invalid syntax";
-            let error = crate::semantics::FieldError::invalid("resourceVersion", &t.into(), why);
-            Status::invalid("meta.k8s.io", "ListOptions", "", &[error])
+            let why = format!("strconv.ParseUint: parsing {t:?}: invalid syntax");
+            Status::new(500, "", FieldError::invalid("resourceVersion", &t.into(), &why).message())
         }),
     }
 }
@@ -44,7 +76,7 @@ fn token(revision: Revision, after: &str) -> String {
 }
 
 fn read_token(text: &str) -> Result<(Revision, String), Status> {
-    let wrong = || Status::bad_request("continue key is not valid");
+    let wrong = || Status::bad_request("invalid continue token: continue key is not valid");
     let bytes = URL_SAFE_NO_PAD.decode(text).map_err(|_| wrong())?;
     let v: Value = serde_json::from_slice(&bytes).map_err(|_| wrong())?;
     let revision = v.get("rv").and_then(Value::as_i64).filter(|r| *r > 0).ok_or_else(wrong)?;
@@ -62,6 +94,7 @@ impl Inner {
 
     pub(super) async fn get(&self, resource: &Resource, call: &Call) -> Result<Response, Status> {
         let form = respond::form(&call.headers)?;
+        respond::check_include(form, call.query.text("includeObject"))?;
         self.not_in_the_future(revision(call.query.text("resourceVersion"))?).await?;
         let kv = self.find(resource, &call.target.namespace, &call.target.name).await?;
         let object = convert::read(resource, &kv.value, kv.revision)?;
@@ -86,7 +119,7 @@ impl Inner {
         if wanted > self.hub.head() {
             let newest = self.storage.revision().await.map_err(storage_status)?;
             if wanted > newest {
-                return Err(storage_status(StorageError::Future { asked: wanted }));
+                return Err(super::too_large(wanted, newest));
             }
         }
         Ok(())
@@ -166,28 +199,19 @@ impl Inner {
 
     pub(super) async fn list(self: &Arc<Self>, resource: &Resource, call: &Call) -> Result<Response, Status> {
         let form = respond::form(&call.headers)?;
+        respond::check_include(form, call.query.text("includeObject"))?;
         let q = &call.query;
         let selector = Selector::parse(q.text("labelSelector"), q.text("fieldSelector"), resource)?;
         let limit = usize::try_from(q.number("limit")?.unwrap_or(0)).unwrap_or(0);
-        let asked = revision(q.text("resourceVersion"))?;
+        check_options(q, false)?;
+        let asked = revision(q.text("resourceVersion"))
+            .map_err(|s| Status::bad_request(format!("invalid resource version: {}", s.message)))?;
         let (mut at, mut after) = (0, None);
         match (q.text("continue"), q.text("resourceVersionMatch")) {
-            ("", "") => {
-                // A number without a match means "not older", but a first chunk at a number is exact.
-                if asked > 0 && limit > 0 {
-                    at = asked;
-                }
-            }
-            ("", "Exact") if asked > 0 => at = asked,
-            ("", "NotOlderThan") if !q.text("resourceVersion").is_empty() => {}
-            ("", given) => {
-                let why = match given {
-                    "Exact" => "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"",
-                    _ => "resourceVersionMatch is forbidden unless resourceVersion is provided",
-                };
-                let error = crate::semantics::FieldError::forbidden("resourceVersionMatch", why);
-                return Err(Status::invalid("meta.k8s.io", "ListOptions", "", &[error]));
-            }
+            // A number without a match means "not older", but a first chunk at a number is exact.
+            ("", "Exact") => at = asked,
+            ("", "") if limit > 0 => at = asked,
+            ("", _) => {}
             (continued, _) => {
                 if asked > 0 {
                     return Err(Status::bad_request("specifying resource version is not allowed when using continue"));
@@ -220,13 +244,7 @@ impl Inner {
                     "items": listing.objects.into_iter().map(respond::metadata_only).collect::<Vec<_>>(),
                 }),
             ),
-            Form::Full => respond::json(
-                200,
-                &json!({
-                    "kind": resource.list_kind, "apiVersion": resource.api_version(),
-                    "metadata": metadata, "items": listing.objects,
-                }),
-            ),
+            Form::Full => respond::json(200, &respond::list(resource, metadata, listing.objects)),
         })
     }
 }

@@ -47,7 +47,8 @@ impl Query {
         self.get(key).unwrap_or_default()
     }
     pub fn flag(&self, key: &str) -> bool {
-        matches!(self.get(key), Some("true" | "1" | "True"))
+        // As Kubernetes reads it: there, and not denied.
+        self.get(key).is_some_and(|v| !matches!(v.to_ascii_lowercase().as_str(), "false" | "0"))
     }
     /// A whole number.
     pub fn number(&self, key: &str) -> Result<Option<i64>, Status> {
@@ -60,19 +61,20 @@ impl Query {
         }
     }
     /// Whether nothing is to be stored.
-    pub fn dry_run(&self) -> Result<bool, Status> {
+    pub fn dry_run(&self, options: &str) -> Result<bool, Status> {
         match self.text("dryRun") {
             "" => Ok(false),
             "All" => Ok(true),
             other => {
-                let error = crate::semantics::FieldError::unsupported("dryRun", &other.into(), &["All".to_owned()]);
-                Err(Status::invalid("meta.k8s.io", "CreateOptions", "", &[error]))
+                let sent = serde_json::json!([other]);
+                let error = crate::semantics::FieldError::unsupported("dryRun", &sent, &["All".to_owned()]);
+                Err(Status::invalid("meta.k8s.io", options, "", &[error]))
             }
         }
     }
 }
 
-fn percent(text: &str) -> String {
+pub(super) fn percent(text: &str) -> String {
     let bytes = text.as_bytes();
     let mut out = Vec::with_capacity(bytes.len());
     let mut i = 0;
@@ -118,6 +120,18 @@ pub(super) struct Call {
     pub headers: HeaderMap,
     pub user: User,
     pub verb: &'static str,
+}
+
+impl Call {
+    /// What kube-apiserver calls the query of a write.
+    pub fn options(&self) -> &'static str {
+        match self.verb {
+            "update" => "UpdateOptions",
+            "patch" => "PatchOptions",
+            "delete" | "deletecollection" => "DeleteOptions",
+            _ => "CreateOptions",
+        }
+    }
 }
 
 /// Splits a path; none when it is no resource's.
@@ -188,7 +202,7 @@ pub(super) async fn route(inner: &Arc<Inner>, request: http::Request<Body>, user
     let path = request.uri().path().to_owned();
     let query = Query::parse(request.uri().query().unwrap_or_default());
     let parsed = parse(&path).map(|(mut t, watch)| {
-        let watch = watch || query.flag("watch") && t.subresource.is_empty();
+        let watch = watch || query.flag("watch") && t.subresource.is_empty() && t.name.is_empty();
         if let (true, true, Some(name)) = (
             watch || *request.method() == Method::GET,
             t.name.is_empty(),
@@ -241,13 +255,16 @@ pub(super) async fn route(inner: &Arc<Inner>, request: http::Request<Body>, user
         target.rest.clear();
     }
     let served = inner.catalog.served();
-    let Some(resource) = served.find(&target.group, &target.version, &target.plural) else { return nowhere() };
+    let Some(resource) = served.find(&target.group, &target.version, &target.plural) else {
+        let known = served.resources.values().any(|r| r.group == target.group && !r.custom);
+        return if known { refuse(&Status::no_such_path()) } else { nowhere() };
+    };
     if target.rest.is_empty() && resource.namespaced == target.namespace.is_empty() {
         let across = resource.namespaced
             && target.name.is_empty()
             && matches!(verb, "list" | "watch" | "deletecollection" | "create");
         if !across && resource.kind != "Namespace" {
-            return nowhere();
+            return refuse(&Status::no_such_path());
         }
         if verb == "create" && across {
             return refuse(&Status::method_not_allowed());
@@ -291,7 +308,7 @@ async fn answer(inner: &Arc<Inner>, resource: &Arc<Resource>, call: &Call, body:
 
 async fn other(inner: &Arc<Inner>, path: &str, request: http::Request<Body>) -> Response {
     if request.method() != Method::GET && request.method() != Method::HEAD {
-        return nowhere();
+        return refuse(&Status::method_not_allowed());
     }
     match path.trim_end_matches('/') {
         "/healthz" | "/livez" | "/readyz" | "/healthz/ping" | "/livez/ping" | "/readyz/ping" => {

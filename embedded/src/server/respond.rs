@@ -6,8 +6,8 @@ use http::{HeaderMap, HeaderValue, StatusCode, header};
 use serde_json::{Map, Value, json};
 
 use super::Response;
-use crate::semantics::Status;
 use crate::semantics::strict;
+use crate::semantics::{Resource, Status};
 
 /// The largest body that is read.
 const BODY_BYTES_MAX: usize = 3 << 20;
@@ -49,9 +49,35 @@ pub(super) fn form(headers: &HeaderMap) -> Result<Form, Status> {
             return Ok(Form::Metadata);
         }
     }
-    Err(Status::not_acceptable(
-        "only the following media types are accepted: application/json, application/json;stream=watch",
-    ))
+    Err(Status {
+        details: json!({}),
+        ..Status::not_acceptable("406: Not Acceptable\n\nAvailable representations: application/json")
+    })
+}
+
+/// What a table is to show of its objects.
+pub(super) fn check_include(form: Form, include: &str) -> Result<(), Status> {
+    if form != Form::Table || matches!(include, "" | "None" | "Metadata" | "Object") {
+        return Ok(());
+    }
+    let why = "must be 'Metadata', 'Object', 'None', or empty";
+    let error = crate::semantics::FieldError::invalid("includeObject", &include.into(), why);
+    Err(Status::bad_request(format!("Unable to convert to Table as requested: {}", error.message())))
+}
+
+/// A list of whole objects. Those of built-in kinds do not say what they are; a list of others has no fields that are left out.
+pub(super) fn list(resource: &Resource, mut metadata: Value, mut objects: Vec<Value>) -> Value {
+    if resource.custom {
+        if metadata.get("continue").is_none() {
+            metadata["continue"] = "".into();
+        }
+    } else {
+        for object in objects.iter_mut().filter_map(Value::as_object_mut) {
+            object.remove("kind");
+            object.remove("apiVersion");
+        }
+    }
+    json!({"kind": resource.list_kind, "apiVersion": resource.api_version(), "metadata": metadata, "items": objects})
 }
 
 /// An object as `PartialObjectMetadata`.
@@ -124,6 +150,17 @@ pub(super) async fn body(body: Body) -> Result<bytes::Bytes, Status> {
     Ok(bytes.freeze())
 }
 
+/// Decodes what is to be applied.
+pub(super) fn apply_body(bytes: &[u8]) -> Result<Value, Status> {
+    let wrong = |e: String| Status::bad_request(format!("error decoding YAML: {e}"));
+    let text = std::str::from_utf8(bytes).map_err(|e| wrong(e.to_string()))?;
+    let value: Value = serde_saphyr::from_str(text).map_err(|e| wrong(e.to_string()))?;
+    if value.is_object() {
+        return Ok(value);
+    }
+    Err(wrong("error unmarshaling JSON: while decoding JSON: json: cannot unmarshal array into Go value of type map[string]interface {}".into()))
+}
+
 /// Decodes an object in JSON or YAML; also the paths of duplicate fields.
 pub(super) fn decode(headers: &HeaderMap, bytes: &[u8]) -> Result<(Value, Vec<String>), Status> {
     let kind = headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or("application/json");
@@ -137,8 +174,8 @@ pub(super) fn decode(headers: &HeaderMap, bytes: &[u8]) -> Result<(Value, Vec<St
             Ok((value, Vec::new()))
         }
         "application/vnd.kubernetes.protobuf" => Ok((super::protobuf::decode(bytes)?, Vec::new())),
-        other => Err(Status::unsupported_media_type(format!(
-            "the body of the request was in an unknown format - accepted media types include: application/json, application/yaml ({other} was sent)"
-        ))),
+        _ => Err(Status::unsupported_media_type(
+            "the body of the request was in an unknown format - accepted media types include: application/json, application/yaml, application/vnd.kubernetes.protobuf",
+        )),
     }
 }

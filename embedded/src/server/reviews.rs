@@ -8,7 +8,8 @@ use serde_json::{Map, Value, json};
 use super::request::Call;
 use super::respond;
 use super::{Inner, Response, now, storage_status};
-use crate::auth::{Attributes, User};
+use crate::auth::{Attributes, Rule, User};
+use crate::semantics::owners;
 use crate::semantics::value::{self, strings, text};
 use crate::semantics::write::{self, FieldValidation};
 use crate::semantics::{FieldError, Resource, Status};
@@ -34,7 +35,54 @@ impl Inner {
             return Ok(Some(String::new()));
         }
         let grants = self.rbac.grants(self.storage.as_ref()).await.map_err(storage_status)?;
-        Ok(grants.allows(user, wanted).map(str::to_owned))
+        Ok(grants.allows(user, wanted))
+    }
+
+    /// Refuses a role or a binding that gives more than who writes it has, unless he may `escalate` or `bind`.
+    pub(super) async fn no_escalation(
+        &self,
+        resource: &Resource,
+        call: &Call,
+        object: &Value,
+        old: Option<&Value>,
+    ) -> Result<(), Status> {
+        let masters = call.user.groups.iter().any(|g| g == MASTERS);
+        if resource.group != "rbac.authorization.k8s.io" || masters {
+            return Ok(());
+        }
+        let same = |key: &str| old.is_some_and(|o| o.get(key) == object.get(key));
+        if ["rules", "aggregationRule", "roleRef", "subjects"].into_iter().all(same) {
+            return Ok(());
+        }
+        let namespace = value::namespace(object);
+        let grants = self.rbac.grants(self.storage.as_ref()).await.map_err(storage_status)?;
+        let may = |verb: &str, resource: String, name: &str| Attributes {
+            verb: verb.into(),
+            group: "rbac.authorization.k8s.io".into(),
+            resource,
+            namespace: namespace.into(),
+            name: name.into(),
+            ..Attributes::default()
+        };
+        let rules = if resource.kind.ends_with("Binding") {
+            let (kind, role) = (text(object, "/roleRef/kind"), text(object, "/roleRef/name"));
+            let plural = format!("{}s", kind.to_lowercase());
+            if self.allowed(&call.user, &may("bind", plural.clone(), role)).await?.is_some() {
+                return Ok(());
+            }
+            grants
+                .role(kind, namespace, role)
+                .ok_or_else(|| Status::not_found(&resource.group, &resource.plural, role))?
+        } else {
+            if self.allowed(&call.user, &may("escalate", resource.plural.clone(), &call.target.name)).await?.is_some() {
+                return Ok(());
+            }
+            Rule::of_role(object)
+        };
+        match grants.beyond(&call.user, namespace, &rules) {
+            Some(why) => Err(Status::forbidden(&resource.group, &resource.plural, value::name(object), &why)),
+            None => Ok(()),
+        }
     }
 
     /// Lets a request through or refuses it with 403.
@@ -55,26 +103,48 @@ impl Inner {
         let word = |v: &http::HeaderValue| v.to_str().unwrap_or_default().to_owned();
         let Some(name) = headers.get("impersonate-user").map(word) else { return Ok(user) };
         let groups: Vec<String> = headers.get_all("impersonate-group").iter().map(word).collect();
+        let uid = headers.get("impersonate-uid").map(word);
+        let extra: Vec<(String, Vec<String>)> = headers
+            .keys()
+            .filter_map(|k| k.as_str().strip_prefix("impersonate-extra-").map(|key| (k, key)))
+            .map(|(k, key)| (super::request::percent(key), headers.get_all(k).iter().map(word).collect()))
+            .collect();
         let mut wanted = vec![match name.strip_prefix("system:serviceaccount:").and_then(|n| n.split_once(':')) {
             Some((namespace, account)) => ("serviceaccounts", namespace.to_owned(), account.to_owned()),
             None => ("users", String::new(), name.clone()),
         }];
         wanted.extend(groups.iter().map(|g| ("groups", String::new(), g.clone())));
-        for (resource, namespace, name) in wanted {
-            let attributes = Attributes {
-                verb: "impersonate".into(),
+        let mut wanted: Vec<Attributes> = wanted
+            .into_iter()
+            .map(|(resource, namespace, name)| Attributes {
                 resource: resource.into(),
                 namespace,
                 name,
                 ..Attributes::default()
-            };
-            self.authorize(&user, &attributes).await?;
+            })
+            .collect();
+        let identity = |resource: &str, sub: &str, name: &str| Attributes {
+            group: "authentication.k8s.io".into(),
+            resource: resource.into(),
+            subresource: sub.into(),
+            name: name.into(),
+            ..Attributes::default()
+        };
+        wanted.extend(uid.iter().map(|uid| identity("uids", "", uid)));
+        for (key, values) in &extra {
+            wanted.extend(values.iter().map(|v| identity("userextras", key, v)));
+        }
+        for attributes in wanted {
+            self.authorize(&user, &Attributes { verb: "impersonate".into(), ..attributes }).await?;
         }
         let account = name.strip_prefix("system:serviceaccount:").and_then(|n| n.split_once(':'));
-        Ok(match account {
+        let mut acting = match account {
             Some((namespace, account)) if groups.is_empty() => User::service_account(namespace, account, ""),
             _ => User::new(&name, &groups.iter().map(String::as_str).collect::<Vec<_>>()),
-        })
+        };
+        acting.uid = uid.unwrap_or_default();
+        acting.extra = extra;
+        Ok(acting)
     }
 
     pub(super) async fn review(
@@ -86,10 +156,20 @@ impl Inner {
         let bytes = respond::body(body).await?;
         let (object, duplicates) = respond::decode(&call.headers, &bytes)?;
         let decoded = write::shape(resource, object, &duplicates)?;
-        let mode = FieldValidation::parse(call.query.text("fieldValidation"))?;
+        let mode = FieldValidation::parse(call.query.text("fieldValidation"), call.options())?;
         let warnings =
             write::strictness(mode, &decoded.strict).map_err(|text| write::cannot_be_handled(resource, &text))?;
         let mut review = decoded.object;
+        let wanted = |what: &str| Err(Status::bad_request(what));
+        match resource.kind.as_str() {
+            "SelfSubjectRulesReview" if text(&review, "/spec/namespace").is_empty() => {
+                return wanted("no namespace on request");
+            }
+            "TokenReview" if text(&review, "/spec/token").is_empty() => {
+                return wanted("token is required for TokenReview in authentication");
+            }
+            _ => {}
+        }
         let status = match resource.kind.as_str() {
             "SelfSubjectReview" => json!({"userInfo": user_info(&call.user)}),
             "TokenReview" => {
@@ -98,7 +178,7 @@ impl Inner {
                     Some((user, audiences)) => {
                         json!({"authenticated": true, "user": user_info(&user), "audiences": audiences})
                     }
-                    None => json!({"authenticated": false, "user": {}, "error": "[invalid bearer token, unknown]"}),
+                    None => json!({"user": {}, "error": "invalid bearer token"}),
                 }
             }
             "SelfSubjectRulesReview" => self.rules(&call.user, text(&review, "/spec/namespace")).await?,
@@ -118,7 +198,7 @@ impl Inner {
                             &"".into(),
                             "at least one of user or group must be specified",
                         );
-                        return Err(Status::invalid(&resource.group, kind, "", &[error]));
+                        return Err(Status::invalid(&resource.group, "", "", &[error]));
                     }
                     user
                 };
@@ -130,7 +210,18 @@ impl Inner {
                 }
             }
         };
-        value::meta(&mut review).insert("creationTimestamp".into(), Value::Null);
+        match resource.kind.as_str() {
+            // What was asked is not shown again.
+            "SelfSubjectRulesReview" => drop(value::object(&mut review).insert("spec".into(), json!({}))),
+            "SelfSubjectReview" => {
+                let time = crate::semantics::rfc3339(now());
+                value::meta(&mut review).insert("creationTimestamp".into(), time.into());
+            }
+            _ => {
+                let writer = super::write::Writing::new(resource, call, write::Part::Main)?.writer();
+                owners::track(resource, None, None, &mut review, &writer);
+            }
+        }
         value::object(&mut review).insert("status".into(), status);
         let mut response = respond::json(201, &review);
         respond::warn(&mut response, &warnings);
@@ -158,6 +249,18 @@ impl Inner {
 }
 
 fn attributes(review: &Value, resource: &Resource) -> Result<Attributes, Status> {
+    let refuse = |error: FieldError| Err(Status::invalid(&resource.group, "", "", &[error]));
+    let there = |key: &str| review.pointer(key).filter(|a| a.is_object());
+    if let (Some(path), Some(_)) = (there("/spec/nonResourceAttributes"), there("/spec/resourceAttributes")) {
+        let said = json!({"Path": text(path, "/path"), "Verb": text(path, "/verb")});
+        let why = "cannot be specified in combination with resourceAttributes";
+        return refuse(FieldError::invalid("spec.nonResourceAttributes", &said, why));
+    }
+    let asked = text(review, "/spec/resourceAttributes/namespace");
+    if resource.kind == "LocalSubjectAccessReview" && asked != value::namespace(review) {
+        let why = "must match metadata.namespace";
+        return refuse(FieldError::invalid("spec.resourceAttributes.namespace", &asked.into(), why));
+    }
     if let Some(a) = review.pointer("/spec/resourceAttributes").filter(|a| a.is_object()) {
         return Ok(Attributes {
             verb: text(a, "/verb").into(),
@@ -178,5 +281,5 @@ fn attributes(review: &Value, resource: &Resource) -> Result<Attributes, Status>
     }
     let why = "exactly one of nonResourceAttributes or resourceAttributes must be specified";
     let error = FieldError::invalid("spec.resourceAttributes", &Value::Null, why);
-    Err(Status::invalid(&resource.group, &resource.kind, "", &[error]))
+    Err(Status::invalid(&resource.group, "", "", &[error]))
 }

@@ -11,6 +11,7 @@ use super::request::{Call, LogOptions};
 use super::respond;
 use super::write::{Writing, admission_request, patch_kind};
 use super::{Inner, Response, convert, now};
+use crate::semantics::owners;
 use crate::semantics::value::{self, child, deleting, items, meta, name, text, uid};
 use crate::semantics::write::{self, DeleteOptions, Part};
 use crate::semantics::{FieldError, Resource, Status, patch, rfc3339};
@@ -49,7 +50,8 @@ impl Inner {
             ("log", "get") if known("log") => self.log(resource, call).await,
             ("token", "create") if known("token") => self.token(resource, call, body).await,
             (other, _) if known(other) => Err(Status::method_not_allowed()),
-            _ => Ok(respond::nowhere()),
+            _ if resource.custom => Err(Status::not_found(&resource.group, &resource.plural, &call.target.name)),
+            _ => Err(Status::no_such_path()),
         }
     }
 
@@ -115,6 +117,9 @@ impl Inner {
 
     async fn bind(self: &Arc<Self>, resource: &Arc<Resource>, call: &Call, body: Body) -> Result<Response, Status> {
         let binding = self.sent(call, body).await?;
+        if name(&binding) != call.target.name {
+            return Err(Status::bad_request("name in URL does not match name in Binding object"));
+        }
         let node = text(&binding, "/target/name").to_owned();
         if node.is_empty() {
             let error = FieldError::required("target.name", "");
@@ -172,11 +177,11 @@ impl Inner {
         let pod = self.current(resource, call).await?;
         let said = name(&eviction);
         if !said.is_empty() && said != name(&pod) {
-            return Err(Status::bad_request(format!("name in URL does not match name in Eviction object: {said}")));
+            return Err(Status::bad_request("name in URL does not match name in Eviction object"));
         }
         let wanted = eviction.get("deleteOptions").cloned().unwrap_or_default();
         let mut options = DeleteOptions::parse(&wanted, &|_| None)?;
-        options.dry_run |= call.query.dry_run()?;
+        options.dry_run |= call.query.dry_run(call.options())?;
         let mut writing = Writing::new(resource, call, Part::Main)?;
         writing.dry_run = options.dry_run;
         let mut request = admission_request(&writing, Operation::Create, eviction, Value::Null);
@@ -188,11 +193,38 @@ impl Inner {
         // Matched as KubeVirt's webhook is: by the resource (pods), not by the kind.
         request.group = String::new();
         let (_, warnings) = self.admit(resource, request).await?;
+        if !options.dry_run {
+            self.disrupted(resource, call).await?;
+        }
         let place = &call.target.namespace;
         self.delete_one(resource, call, place, &call.target.name, &options, "eviction").await?;
         let mut response = done();
         respond::warn(&mut response, &warnings);
         Ok(response)
+    }
+
+    /// Writes into a pod's status why it goes.
+    async fn disrupted(self: &Arc<Self>, resource: &Arc<Resource>, call: &Call) -> Result<(), Status> {
+        for _ in 0..super::write::ATTEMPTS {
+            let kv = self.find(resource, &call.target.namespace, &call.target.name).await?;
+            let old = convert::read(resource, &kv.value, kv.revision)?;
+            if deleting(&old) || matches!(text(&old, "/status/phase"), "Succeeded" | "Failed") {
+                return Ok(());
+            }
+            let mut new = old.clone();
+            let conditions = child(&mut new, "status").entry("conditions").or_insert_with(|| json!([]));
+            if let Value::Array(list) = conditions {
+                list.retain(|c| text(c, "/type") != "DisruptionTarget");
+                list.push(json!({
+                    "type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI",
+                    "message": "Eviction API: evicting", "lastProbeTime": null, "lastTransitionTime": rfc3339(now()),
+                }));
+            }
+            if self.store_over(resource, &kv, &old, new).await?.is_some() {
+                return Ok(());
+            }
+        }
+        Err(Status::modified("", "pods", &call.target.name))
     }
 
     async fn log(self: &Arc<Self>, resource: &Arc<Resource>, call: &Call) -> Result<Response, Status> {
@@ -248,8 +280,16 @@ impl Inner {
         if seconds < TOKEN_SECONDS_MIN {
             let why = "may not specify a duration less than 10 minutes";
             let error = FieldError::invalid("spec.expirationSeconds", &seconds.into(), why);
-            return Err(Status::invalid("authentication.k8s.io", "TokenRequest", name(&account), &[error]));
+            return Err(Status::invalid("authentication.k8s.io", "TokenRequest", "", &[error]));
         }
+        // Nothing is stored, but who asks is told what is his, as of everything.
+        child(&mut request, "spec").insert("expirationSeconds".into(), seconds.into());
+        let kind = Resource {
+            group: "authentication.k8s.io".into(),
+            blank: Arc::new(json!({"metadata": {}, "spec": {}})),
+            ..Resource::default()
+        };
+        owners::track(&kind, None, None, &mut request, &Writing::new(resource, call, Part::Main)?.writer());
         let mut audiences = value::strings(&request, "/spec/audiences");
         if audiences.is_empty() {
             audiences.push(self.authenticator.issuer().to_owned());
@@ -259,13 +299,14 @@ impl Inner {
             self.authenticator.issue(&call.target.namespace, name(&account), uid(&account), &audiences, seconds, at);
         let spec = child(&mut request, "spec");
         spec.insert("audiences".into(), audiences.into());
-        spec.insert("expirationSeconds".into(), seconds.into());
+        spec.entry("boundObjectRef").or_insert(Value::Null);
         let map = value::object(&mut request);
         map.insert("apiVersion".into(), "authentication.k8s.io/v1".into());
         map.insert("kind".into(), "TokenRequest".into());
         map.insert("status".into(), json!({"token": token, "expirationTimestamp": rfc3339(at + seconds)}));
         let m = meta(&mut request);
         m.insert("name".into(), name(&account).into());
+        m.insert("uid".into(), uid(&account).into());
         m.insert("namespace".into(), call.target.namespace.clone().into());
         m.insert("creationTimestamp".into(), rfc3339(at).into());
         Ok(respond::json(201, &request))

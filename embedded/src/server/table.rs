@@ -83,7 +83,10 @@ fn headings(resource: &Resource) -> Vec<Heading> {
                 kind: c.kind.clone(),
                 format: c.format.clone(),
                 priority: c.priority,
-                description: c.description.clone(),
+                description: match c.description.as_str() {
+                    "" => format!("Custom resource definition column (in JSONPath format): {}", c.path),
+                    own => own.to_owned(),
+                },
             });
         }
         if resource.columns.is_empty() {

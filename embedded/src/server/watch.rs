@@ -47,6 +47,8 @@ struct Seat {
     end: Instant,
     next_bookmark: Instant,
     over: bool,
+    /// The columns of a table were sent.
+    headed: std::sync::atomic::AtomicBool,
 }
 
 fn line(kind: &str, object: &Value) -> Bytes {
@@ -67,7 +69,12 @@ impl Seat {
             Form::Metadata => respond::metadata_only(object),
             Form::Table => {
                 let version = crate::semantics::value::resource_version(&object).to_owned();
-                table::table(&self.resource, vec![object], &self.include, json!({"resourceVersion": version}))
+                let mut table =
+                    table::table(&self.resource, vec![object], &self.include, json!({"resourceVersion": version}));
+                if self.headed.swap(true, std::sync::atomic::Ordering::Relaxed) {
+                    table["columnDefinitions"] = Value::Null;
+                }
+                table
             }
         }
     }
@@ -202,7 +209,7 @@ impl Seat {
                         continue;
                     }
                     Some(Some(Err(StorageError::Compacted { .. }))) => {
-                        let why = format!("too old resource version: {}", self.after);
+                        let why = format!("too old resource version: {} ({})", self.after, self.inner.hub.head());
                         return Some(self.fail(&Status::expired(why)));
                     }
                     Some(Some(Err(_)) | None) => return None,
@@ -233,17 +240,13 @@ impl Inner {
             selector =
                 Selector::parse(q.text("labelSelector"), &format!("metadata.name={}", call.target.name), resource)?;
         }
+        read::check_options(q, true)?;
         let asked = read::revision(q.text("resourceVersion"))?;
         let seconds = match q.number("timeoutSeconds")? {
             Some(n) if n > 0 => u64::try_from(n).unwrap_or(DURATION_SECONDS),
             _ => DURATION_SECONDS + u64::from(uuid::Uuid::new_v4().as_bytes()[0]) * DURATION_SECONDS / 256,
         };
         let streaming = q.flag("sendInitialEvents");
-        if q.get("sendInitialEvents").is_some() && q.text("resourceVersionMatch") != "NotOlderThan" {
-            let why = "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan";
-            let error = crate::semantics::FieldError::forbidden("sendInitialEvents", why);
-            return Err(Status::invalid("meta.k8s.io", "ListOptions", "", &[error]));
-        }
         let initial = streaming || (asked == 0 && q.get("sendInitialEvents").is_none());
         let prefix = resource.prefix_in(&call.target.namespace);
         let mut seat = Seat {
@@ -260,13 +263,14 @@ impl Inner {
             end: Instant::now() + Duration::from_secs(seconds),
             next_bookmark: Instant::now() + BOOKMARK_EVERY,
             over: false,
+            headed: std::sync::atomic::AtomicBool::new(false),
             prefix,
             selector,
         };
         if initial {
             let listing = self.collect(resource, &call.target.namespace, &seat.selector, 0, None, 0).await?;
             if asked > listing.revision {
-                return Err(storage_status(StorageError::Future { asked }));
+                return Err(super::too_large(asked, listing.revision));
             }
             for object in listing.objects {
                 let object = match form {
@@ -287,12 +291,12 @@ impl Inner {
         } else if asked > self.hub.head() {
             let newest = self.storage.revision().await.map_err(storage_status)?;
             if asked > newest {
-                return Err(storage_status(StorageError::Future { asked }));
+                return Err(super::too_large(asked, newest));
             }
         } else if matches!(self.hub.take(&resource.prefix(), asked), Taken::TooOld) {
             // A snapshot of nothing tells whether the history still reaches back that far.
             if let Err(StorageError::Compacted { .. }) = self.storage.get(&seat.prefix, asked).await {
-                let gone = Status::expired(format!("too old resource version: {asked}"));
+                let gone = Status::expired(format!("too old resource version: {asked} ({})", self.hub.head()));
                 let last = seat.fail(&gone);
                 seat.queue.push_back(last);
             }

@@ -110,20 +110,19 @@ fn check(schema: &Schema, node: &Node, value: &Value, path: &str, errors: &mut V
 
 fn check_text(node: &Node, text: &str, value: &Value, path: &str, errors: &mut Vec<FieldError>) {
     let chars = text.chars().count() as u64;
-    if let Some(least) = node.least.0.filter(|l| chars < *l) {
-        let text = in_body(path, &format!("should be at least {least} chars long"));
-        errors.push(FieldError::invalid(path, value, &text));
-    }
+    // The first of these is said.
     if let Some(most) = node.most.0.filter(|m| chars > *m) {
         errors.push(FieldError::too_long(path, most));
-    }
-    if let Some(pattern) = node.pattern.as_ref().filter(|p| !p.matches(text)) {
+    } else if let Some(least) = node.least.0.filter(|l| chars < *l) {
+        let text = in_body(path, &format!("should be at least {least} chars long"));
+        errors.push(FieldError::invalid(path, value, &text));
+    } else if let Some(pattern) = node.pattern.as_ref().filter(|p| !p.matches(text)) {
         let text = in_body(path, &format!("should match '{}'", pattern.text));
         errors.push(FieldError::invalid(path, value, &text));
     }
     if !node.format.is_empty() && !formats::holds(&node.format, text) {
         let text = in_body(path, &format!("must be of type {}: {text:?}", node.format));
-        errors.push(FieldError::invalid(path, value, &text));
+        errors.push(FieldError::type_invalid(path, value, &text));
     }
 }
 
@@ -195,7 +194,7 @@ fn check_list(schema: &Schema, node: &Node, list: &[Value], value: &Value, path:
             _ => v.clone(),
         }
     };
-    if node.unique || node.list_type != ListType::Atomic {
+    if node.unique {
         let mut seen = std::collections::BTreeSet::new();
         for (i, v) in list.iter().enumerate() {
             let key = keys(v);
@@ -275,11 +274,12 @@ fn go(schema: &Schema, node: &Node, value: &Value, holder: &str, path: &str) -> 
     }
     match value {
         Value::Object(map) => map.iter().find_map(|(key, v)| {
-            let next = node.properties.get(key).or(match &node.additional {
-                Additional::Shaped(shape) => Some(shape),
+            // The keys of a map are no fields.
+            match (node.properties.get(key), &node.additional) {
+                (Some(next), _) => go(schema, next, v, named.unwrap_or(holder), &join(path, key)),
+                (None, Additional::Shaped(shape)) => go(schema, shape, v, named.unwrap_or(holder), path),
                 _ => None,
-            })?;
-            go(schema, next, v, named.unwrap_or(holder), &join(path, key))
+            }
         }),
         Value::Array(list) => {
             let items = node.items.as_ref()?;

@@ -33,7 +33,8 @@ pub fn compile(v: &Value, custom: bool) -> Node {
             "boolean" => Some(Type::Boolean),
             _ => None,
         },
-        nullable: flag(v, "nullable"),
+        // Go's null is what was left out.
+        nullable: flag(v, "nullable") || !custom,
         items: v.get("items").filter(|i| i.is_object()).map(|i| Box::new(compile(i, custom))),
         required: super::super::value::strings(v, "/required"),
         values: v.get("enum").and_then(Value::as_array).cloned().unwrap_or_default(),
@@ -44,7 +45,8 @@ pub fn compile(v: &Value, custom: bool) -> Node {
         multiple_of: v.get("multipleOf").and_then(Value::as_f64),
         least: (number(v, "minLength"), number(v, "minItems"), number(v, "minProperties")),
         most: (number(v, "maxLength"), number(v, "maxItems"), number(v, "maxProperties")),
-        unique: flag(v, "uniqueItems"),
+        // Of built-in kinds the keys only say what merges; the kinds check themselves.
+        unique: flag(v, "uniqueItems") || (custom && matches!(word(v, "x-kubernetes-list-type"), "set" | "map")),
         preserve: flag(v, "x-kubernetes-preserve-unknown-fields"),
         int_or_string: flag(v, "x-kubernetes-int-or-string"),
         embedded: flag(v, "x-kubernetes-embedded-resource"),
@@ -54,6 +56,13 @@ pub fn compile(v: &Value, custom: bool) -> Node {
             _ => ListType::Atomic,
         },
         list_keys: super::super::value::strings(v, "/x-kubernetes-list-map-keys"),
+        map_atomic: word(v, "x-kubernetes-map-type") == "atomic",
+        map_granular: word(v, "x-kubernetes-map-type") == "granular",
+        merge_key: word(v, "x-kubernetes-patch-strategy")
+            .split(',')
+            .any(|s| s == "merge")
+            .then(|| word(v, "x-kubernetes-patch-merge-key").to_owned()),
+        retain_keys: word(v, "x-kubernetes-patch-strategy").split(',').any(|s| s == "retainKeys"),
         default: v.get("default").cloned(),
         all_of: list(v, "allOf", custom),
         any_of: list(v, "anyOf", custom),
@@ -79,6 +88,7 @@ pub fn compile(v: &Value, custom: bool) -> Node {
         && matches!(node.additional, Additional::Unsaid)
     {
         node.preserve = true;
+        node.map_atomic = true;
     }
     node.defaults_below = node.default.is_some()
         || node.properties.values().any(|n| n.defaults_below)

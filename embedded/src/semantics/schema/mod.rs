@@ -17,7 +17,7 @@ use serde_json::Value;
 
 pub use check::{go_type, validate};
 pub use compile::{compile, compile_definitions, problems};
-pub use shape::{default, drop_nulls, prune};
+pub use shape::{default, drop_nulls, drop_wrong_nulls, prune};
 
 /// Definitions that schemas refer to by name.
 pub type Definitions = Arc<BTreeMap<String, Node>>;
@@ -149,6 +149,15 @@ pub struct Node {
     pub list_type: ListType,
     /// The keys of a list that is a map.
     pub list_keys: Vec<String>,
+    /// A map that is one value, not made of parts with owners of their own.
+    pub map_atomic: bool,
+    /// A map that is made of parts here, although its type is one value elsewhere.
+    pub map_granular: bool,
+    /// The key by which a strategic merge patch tells the items of the list, "" where they are values; none where the list is
+    /// replaced.
+    pub merge_key: Option<String>,
+    /// A strategic merge patch says with `$retainKeys` which fields stay.
+    pub retain_keys: bool,
     /// Value where there is none.
     pub default: Option<Value>,
     /// All of these hold.

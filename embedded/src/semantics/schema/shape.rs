@@ -81,6 +81,28 @@ fn default_at(node: &Node, value: &mut Value) {
     }
 }
 
+/// Drops nulls from fields of a custom resource where null is no value; what the schema does not know keeps its own.
+pub fn drop_wrong_nulls(schema: &Schema, value: &mut Value) {
+    wrong_nulls(schema, &schema.root, value);
+}
+
+fn wrong_nulls(schema: &Schema, node: &Node, value: &mut Value) {
+    let node = schema.resolve(node);
+    match value {
+        Value::Object(map) => map.retain(|key, v| {
+            let Some(known) = node.properties.get(key) else { return true };
+            wrong_nulls(schema, known, v);
+            !v.is_null() || known.nullable || known.kind.is_none()
+        }),
+        Value::Array(list) => {
+            if let Some(items) = &node.items {
+                list.iter_mut().for_each(|v| wrong_nulls(schema, items, v));
+            }
+        }
+        _ => {}
+    }
+}
+
 /// Drops nulls from fields of a built-in kind, where they mean "left out"; what is free-form keeps its own.
 pub fn drop_nulls(schema: &Schema, value: &mut Value) {
     drop_at(schema, &schema.root, value);
@@ -97,6 +119,11 @@ fn drop_at(schema: &Schema, node: &Node, value: &mut Value) {
                 });
                 let Some(known) = known else { return true };
                 drop_at(schema, known, v);
+                let shape = schema.resolve(known);
+                let free = shape.properties.is_empty() && matches!(shape.additional, Additional::Shaped(_));
+                if free && v.as_object().is_some_and(serde_json::Map::is_empty) {
+                    return false;
+                }
                 // A map of plain texts reads null as the empty text.
                 !v.is_null() || schema.resolve(known).kind == Some(Type::String) && !node.properties.contains_key(key)
             });

@@ -113,7 +113,7 @@ static CONFIG_MAPS: [Column; 2] = [
     AGE,
 ];
 
-static ACCOUNTS: [Column; 2] = [col("Secrets", "integer", 0, |o, _| count(o, "/secrets")), AGE];
+static ACCOUNTS: [Column; 1] = [AGE];
 
 static CLAIMS: [Column; 8] = [
     string("Status", |o, _| if deleting(o) { "Terminating".into() } else { text(o, "/status/phase").into() }),
