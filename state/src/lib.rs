@@ -63,8 +63,9 @@ pub trait Machine {
     type Command: Clone + Debug + PartialEq + Serialize + DeserializeOwned;
 
     /// It has nothing to learn from this: a driver may drop it before it is recorded. (A watch shows what a write of the cell
-    /// itself has returned already.) A step would fold nothing and plan nothing.
-    fn knows(&self, _input: &Self::Input) -> bool {
+    /// itself has returned already.) A step would fold nothing and plan nothing. It may go over to this copy of what it knows, which the
+    /// caches keep in any case.
+    fn knows(&mut self, _input: &Self::Input) -> bool {
         false
     }
 

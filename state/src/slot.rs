@@ -129,10 +129,17 @@ impl<T: Versioned> Slot<T> {
         self.seen.clone()
     }
 
-    /// It is at this version of the object, or at a later one, or knows that it is gone: a sight of it would be ignored.
-    pub fn knows(&self, object: &T) -> bool {
-        self.tombs.contains(object.uid())
-            || self.seen.as_ref().is_some_and(|k| k.uid() == object.uid() && object.rv() <= k.rv())
+    /// It is at this version of the object, or at a later one, or knows that it is gone: a sight of it would be ignored. Of two copies
+    /// of one version it keeps the one that is shown, which the caches keep, too.
+    pub fn knows(&mut self, object: &Arc<T>) -> bool {
+        if self.tombs.contains(object.uid()) {
+            return true;
+        }
+        let Some(seen) = self.seen.as_mut().filter(|k| k.uid() == object.uid()) else { return false };
+        if seen.rv() == object.rv() {
+            seen.clone_from(object);
+        }
+        object.rv() <= seen.rv()
     }
 
     /// Known not to exist: its deletion was seen, or a live read found nothing. (Not having seen it is not enough.)

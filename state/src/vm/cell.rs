@@ -738,15 +738,21 @@ impl Machine for Vm {
     type Input = Input;
     type Command = Command;
 
-    fn knows(&self, input: &Input) -> bool {
+    fn knows(&mut self, input: &Input) -> bool {
         let Input::Observed(Sight::Present(object)) = input else { return false };
         match object {
             Object::Vm(o) => self.vm.knows(o),
             Object::Vmi(o) => self.vmi.knows(o),
             Object::Pod(o) => {
                 let ours = self.vmi.get().is_some_and(|v| v.meta.uid.as_str() == o.vmi.as_str());
-                let known = |p: &PodView| p.meta.rv >= o.meta.rv && (!ours || self.pod.knows(o));
-                self.pod.is_tombstoned(&o.meta.uid) || self.pods.get(o.meta.uid.as_str()).is_some_and(|p| known(p))
+                if self.pod.is_tombstoned(&o.meta.uid) {
+                    return true;
+                }
+                let Some(known) = self.pods.get_mut(o.meta.uid.as_str()) else { return false };
+                if known.meta.rv == o.meta.rv {
+                    known.clone_from(o);
+                }
+                known.meta.rv >= o.meta.rv && (!ours || self.pod.knows(o))
             }
             Object::Claim(_) | Object::Revision(_) | Object::Pattern(_) => false,
         }
