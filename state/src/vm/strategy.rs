@@ -108,11 +108,9 @@ impl Vm {
             }
             // It takes no requests: these are of another strategy that it had.
             Strategy::Once => q.clear(),
-            Strategy::Always
-            | Strategy::RerunOnFailure
-            | Strategy::Manual
-            | Strategy::WaitAsReceiver
-            | Strategy::Invalid => {}
+            // These do not rerun by themselves, and nobody else asked for that start.
+            Strategy::Always | Strategy::Manual => q.retain(|r| !r.data.contains_key(RERUN_OF)),
+            Strategy::RerunOnFailure | Strategy::WaitAsReceiver | Strategy::Invalid => {}
         }
         let vmi = self.own_vmi();
         while let Some(head) = q.first() {

@@ -541,6 +541,13 @@ fn a_rerun_is_remembered_by_the_instance_that_it_makes_up_for() {
     let status = json!({"runStrategy": "RerunOnFailure", "stateChangeRequests": failed});
     let (cell, view) = seen(&json!({"runStrategy": "RerunOnFailure"}), &status, Some(&vmi_in(Phase::Failed)));
     assert_eq!(cell.requests(&view), view.status.state_change_requests);
+    // A machine that does not rerun any more drops it; it would wait for ever before what its user asks for.
+    for strategy in ["Manual", "Always", "Once", "Halted"] {
+        for instance in [Some(vmi_in(Phase::Failed)), None] {
+            let (cell, view) = seen(&json!({"runStrategy": strategy}), &status, instance.as_ref());
+            assert_eq!(cell.requests(&view).len(), 0, "{strategy} {}", instance.is_some());
+        }
+    }
 }
 
 #[test]
