@@ -108,14 +108,20 @@ impl Vm {
             }
             // It takes no requests: these are of another strategy that it had.
             Strategy::Once => q.clear(),
-            // These do not rerun by themselves, and nobody else asked for that start.
-            Strategy::Always | Strategy::Manual => q.retain(|r| !r.data.contains_key(RERUN_OF)),
-            Strategy::RerunOnFailure | Strategy::WaitAsReceiver | Strategy::Invalid => {}
+            Strategy::Always
+            | Strategy::RerunOnFailure
+            | Strategy::Manual
+            | Strategy::WaitAsReceiver
+            | Strategy::Invalid => {}
         }
         let vmi = self.own_vmi();
         while let Some(head) = q.first() {
             let done = match (head.action.as_str(), vmi) {
-                ("Stop", Some(v)) => head.uid.as_deref() != Some(v.meta.uid.as_str()),
+                // One of another UID may be an old sight of the one before.
+                ("Stop", Some(v)) => match &head.uid {
+                    None => true,
+                    Some(u) => *u != v.meta.uid.0 && self.vmi.is_tombstoned(&Uid(u.clone())),
+                },
                 // Not having seen a VMI is no proof that the one to be stopped is gone.
                 ("Stop", None) => match &head.uid {
                     None => true,
