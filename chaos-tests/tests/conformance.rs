@@ -85,7 +85,9 @@ fn model(server: &mut Server, verb: &Verb, moment: &Moment) -> Answer {
         }
         Verb::List(res, ns) => {
             let all = server.list(res, 0).map(|(all, _)| all).map_err(refused)?;
-            Ok(json!({"items": all.iter().filter(|o| o.namespace() == ns).map(|o| o.value.clone()).collect::<Vec<_>>()}))
+            Ok(
+                json!({"items": all.iter().filter(|o| o.namespace() == ns).map(|o| o.value.clone()).collect::<Vec<_>>()}),
+            )
         }
         Verb::Create(res, ns, object) => {
             server.create(res, &ns, object, moment).map(|o| o.value.clone()).map_err(refused)

@@ -564,10 +564,7 @@ impl Driver {
                     let name = name.clone();
                     self.execute(command, move |id, result| Answer::Node(name, id, result));
                 }
-                Command::Create { .. }
-                | Command::Delete { .. }
-                | Command::Survey { .. }
-                | Command::Instruct { .. } => {
+                Command::Create { .. } | Command::Delete { .. } | Command::Survey { .. } | Command::Instruct { .. } => {
                     tracing::error!(%name, "a Node cell asked for what no Node cell may");
                 }
             }
@@ -665,9 +662,7 @@ async fn write<O: Read>(executor: &Executor, command: &Command) -> Settled<O> {
         Command::Patch { patch, .. } => executor.patch(patch).await,
         Command::Delete { target, .. } => executor.delete(target).await,
         Command::Confirm { target, .. } => executor.confirm(target).await,
-        Command::Survey { .. } | Command::Instruct { .. } | Command::Note(_) | Command::Wake { .. } => {
-            Settled::Unknown
-        }
+        Command::Survey { .. } | Command::Instruct { .. } | Command::Note(_) | Command::Wake { .. } => Settled::Unknown,
     }
 }
 

@@ -7,7 +7,9 @@
 use crate::hub::resource;
 use kube::{
     Client, Resource,
-    api::{DeleteParams, DynamicObject, GetParams, ListParams, Patch as KubePatch, PatchParams, PostParams, Preconditions},
+    api::{
+        DeleteParams, DynamicObject, GetParams, ListParams, Patch as KubePatch, PatchParams, PostParams, Preconditions,
+    },
     core::request::{Error as Unsendable, Request},
 };
 use serde::{Deserialize, Deserializer};

@@ -320,7 +320,8 @@ pub fn asked(origin: &Origin, method: &http::Method, uri: &http::Uri) {
             t.calls += 1;
             t.ghost.last_call = at;
         }
-        let chosen = uri.query().unwrap_or_default().contains("labelSelector=") && path.ends_with("/virtualmachineinstances");
+        let chosen =
+            uri.query().unwrap_or_default().contains("labelSelector=") && path.ends_with("/virtualmachineinstances");
         if chosen && !watch && origin.is_controller() && method == http::Method::GET {
             t.ghost.surveyed = t.revision;
         }

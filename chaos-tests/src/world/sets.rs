@@ -74,7 +74,9 @@ impl World {
         let Some(d) = self.driver(c) else { return };
         let wants = |cell: &SetCell| match &shown {
             Sight::Member(m) => cell.machine.wants(m),
-            Sight::Set(_) | Sight::All { .. } | Sight::Gone(_) | Sight::Vanished(_) => cell.machine.knows(&instance.name),
+            Sight::Set(_) | Sight::All { .. } | Sight::Gone(_) | Sight::Vanished(_) => {
+                cell.machine.knows(&instance.name)
+            }
         };
         let told: Vec<Key> = d.sets.iter().filter(|(_, cell)| wants(cell)).map(|(k, _)| k.clone()).collect();
         for key in told {

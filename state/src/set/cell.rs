@@ -386,7 +386,8 @@ impl Set {
 
     fn settled(&mut self, id: CommandId, result: &Settled<Sight>) {
         let Some(what) = self.flights.remove(&id) else {
-            // Of a set that is over; what was read is still a sight.
+            // Of a set that is over; what was read is still a sight, and the way is free again.
+            self.set.land(id);
             if let Settled::Applied(Some(s)) = result {
                 self.saw(s, true);
             }
@@ -551,12 +552,7 @@ impl Set {
                 };
                 self.tell.push((false, "SuccessfulDelete".into(), text));
             }
-            What::Adopt(_)
-            | What::Release(_)
-            | What::Confirm(_)
-            | What::Status
-            | What::ConfirmSet
-            | What::Survey => {}
+            What::Adopt(_) | What::Release(_) | What::Confirm(_) | What::Status | What::ConfirmSet | What::Survey => {}
         }
     }
 
@@ -577,12 +573,7 @@ impl Set {
                 let message = format!("Error deleting virtual machine instance {name}: {text}");
                 self.fail(Trouble { reason: "FailedDelete".into(), message });
             }
-            What::Adopt(_)
-            | What::Release(_)
-            | What::Confirm(_)
-            | What::Status
-            | What::ConfirmSet
-            | What::Survey => {
+            What::Adopt(_) | What::Release(_) | What::Confirm(_) | What::Status | What::ConfirmSet | What::Survey => {
                 if let Some(slot) = self.members.get_mut(name) {
                     slot.failed(now, Some(r.clone()));
                 }

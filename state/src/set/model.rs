@@ -205,7 +205,9 @@ impl World {
         };
         self.calls += 1;
         let result = match c {
-            Command::Create { .. } | Command::Patch { .. } | Command::Delete { .. } if self.contest => Settled::Conflict,
+            Command::Create { .. } | Command::Patch { .. } | Command::Delete { .. } if self.contest => {
+                Settled::Conflict
+            }
             Command::Create { recipe, source, target, .. } => {
                 match self.objects.get(&(source.object.kind, source.object.name.clone())).cloned() {
                     None => Settled::Gone,

@@ -369,7 +369,8 @@ impl Set {
             let own = self.members.values().filter_map(|s| s.get()).filter(|m| self.is_own(m));
             let over = own.filter(|m| m.meta.deleting.is_some() || m.phase.is_final() || m.doomed);
             let over: Vec<&str> = over.map(|m| m.meta.name.as_str()).take(TOLD).collect();
-            let after = if over.is_empty() { String::new() } else { format!("; to be gone first: {}", over.join(", ")) };
+            let after =
+                if over.is_empty() { String::new() } else { format!("; to be gone first: {}", over.join(", ")) };
             let text = format!("{there} of {wanted} are there{after}");
             wait(WaitKind::Progress, format!("{} instances to be made", wanted - there), ("", ""), text, itself());
         }

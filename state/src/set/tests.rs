@@ -511,7 +511,7 @@ fn beginner(w: &mut World, knows: &[&str]) {
     w.cell = super::Set::new(crate::Key::new("ns", "web"));
     w.choice = w.cell.choice();
     w.sights.clear();
-    let set = Sight::read(Kind::VirtualMachineInstanceReplicaSet, &w.the_set()).unwrap();
+    let set = Sight::read(Kind::VirtualMachineInstanceReplicaSet, w.the_set()).unwrap();
     let at = Timestamp(w.now);
     w.cell.step(&Event::new(at, Input::Observed(set)));
     w.choice = w.cell.choice();
@@ -605,4 +605,31 @@ fn a_conflict_where_nobody_was_faster_is_not_tried_again_at_once() {
         w.settle(120_000);
         assert_eq!(w.alive().len() as u64, w.the_set()["spec"]["replicas"].as_u64().unwrap(), "{:?}", w.writes);
     }
+}
+
+#[test]
+fn a_question_about_a_set_that_is_over_does_not_block_the_next_one() {
+    let mut w = running(1);
+    let set = |w: &World| Sight::read(Kind::VirtualMachineInstanceReplicaSet, w.the_set()).unwrap();
+    // A list does not have it; another one of its name is seen before the answer comes.
+    let gone = crate::object::ObjectRef {
+        kind: Kind::VirtualMachineInstanceReplicaSet,
+        namespace: "ns".into(),
+        name: "web".into(),
+        uid: "set-1".into(),
+    };
+    w.feed(Input::Observed(Sight::Vanished(gone)));
+    let asked = w.flying.pop().unwrap();
+    assert!(matches!(asked, Command::Confirm { .. }), "{asked:?}");
+    let mut other = super::model::set(2);
+    other["metadata"]["uid"] = json!("set-2");
+    w.put(Kind::VirtualMachineInstanceReplicaSet, other);
+    w.sights.clear();
+    let now = set(&w);
+    w.feed(Input::Observed(now));
+    let (id, result) = w.carry_out(asked).unwrap();
+    w.feed(Input::Settled { id, result });
+    w.settle(10_000);
+    let own = w.vmis().into_iter().filter(|v| v["metadata"]["ownerReferences"][0]["uid"] == "set-2");
+    assert_eq!(own.count(), 2, "{:?}", w.writes);
 }

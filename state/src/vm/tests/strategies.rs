@@ -255,7 +255,9 @@ fn a_stop_is_not_dropped_because_of_an_old_sight() {
         }
         let asked = w.confirms;
         let mut all: Vec<_> = w.objects.clone().into_iter().rev().collect();
-        all.iter_mut().filter(|((kind, _), _)| *kind == Kind::VirtualMachineInstance).for_each(|(_, o)| *o = old.clone());
+        all.iter_mut()
+            .filter(|((kind, _), _)| *kind == Kind::VirtualMachineInstance)
+            .for_each(|(_, o)| *o = old.clone());
         w.restart_with(all);
         w.settle(60_000);
         assert!(w.confirms > asked, "it is looked at");
