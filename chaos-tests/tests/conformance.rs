@@ -38,6 +38,7 @@ async fn real(client: &kube::Client, verb: &Verb) -> Answer {
     let json_kind = "application/json";
     let request = match verb {
         Verb::Get(res, _, n) => request("GET", path(*res, n), json_kind, &Value::Null),
+        Verb::List(res, _) => request("GET", path(*res, ""), json_kind, &Value::Null),
         Verb::Create(res, _, object) => request("POST", path(*res, ""), json_kind, object),
         Verb::Change(res, _, n, part, wanted) => {
             let sub = if *part == Part::Status { "/status" } else { "" };
@@ -81,6 +82,12 @@ fn model(server: &mut Server, verb: &Verb, moment: &Moment) -> Answer {
             let r = res.resource();
             let found = server.get(res, &ns, &n).map(|o| o.value.clone());
             found.ok_or_else(|| refused(Status::not_found(&r.group, &r.plural, &n)))
+        }
+        Verb::List(res, ns) => {
+            let all = server.list(res, 0).map(|(all, _)| all).map_err(refused)?;
+            Ok(
+                json!({"items": all.iter().filter(|o| o.namespace() == ns).map(|o| o.value.clone()).collect::<Vec<_>>()}),
+            )
         }
         Verb::Create(res, ns, object) => {
             server.create(res, &ns, object, moment).map(|o| o.value.clone()).map_err(refused)

@@ -5,7 +5,7 @@
 
 use crate::{
     events::Events,
-    executor::{Answer as Read, Executor},
+    executor::{Answer as Read, Executor, Told},
     explain::{Cell, Question, Subject},
     hub::{Entry, Hub, Queue},
     sessions::{Heard, Sessions},
@@ -45,7 +45,7 @@ enum CellId {
 /// An outcome on its way back to its cell.
 enum Answer {
     Vm(Key, CommandId, Settled<Object>),
-    Set(Key, CommandId, Settled<set::Sight>),
+    Set(Key, CommandId, Settled<Told>),
     Node(NodeName, CommandId, Settled<NodeView>),
 }
 
@@ -160,10 +160,17 @@ impl Driver {
                     Some(Answer::Vm(key, id, result)) => {
                         if let Settled::Applied(Some(object)) = &result {
                             d.note(&key, object);
+                            // Own writes count at once, also for the set that an instance is of.
+                            d.show_sets(&key, &Sight::Present(object.clone()));
                         }
                         d.input(key, Input::Settled { id, result });
                     }
-                    Some(Answer::Set(key, id, result)) => d.set(key, set::Input::Settled { id, result }),
+                    Some(Answer::Set(key, id, result)) => {
+                        if let Settled::Applied(Some(told)) = &result {
+                            told.instances.iter().for_each(|o| d.note(&key, o));
+                        }
+                        d.set(key, set::Input::Settled { id, result: result.map(|told| Some(told.sight)) });
+                    }
                     Some(Answer::Node(name, id, result)) => d.node(name, node::Input::Settled { id, result }),
                     None => return DriverError::Closing,
                 },
@@ -392,6 +399,7 @@ impl Driver {
                     let key = key.clone();
                     self.execute(command, move |id, result| Answer::Vm(key, id, result));
                 }
+                Command::Survey { .. } => tracing::error!(%key, "a Vm cell asked for what no Vm cell may"),
             }
         }
     }
@@ -465,7 +473,7 @@ impl Driver {
             .take_while(|(k, _)| k.namespace == instance.namespace)
             .filter(|(_, cell)| match &shown {
                 set::Sight::Member(m) => cell.machine.wants(m),
-                set::Sight::Set(_) | set::Sight::Gone(_) | set::Sight::Vanished(_) => {
+                set::Sight::Set(_) | set::Sight::All { .. } | set::Sight::Gone(_) | set::Sight::Vanished(_) => {
                     cell.machine.knows(&instance.name)
                 }
             })
@@ -502,6 +510,7 @@ impl Driver {
                     let key = key.clone();
                     self.execute(command, move |id, result| Answer::Set(key, id, result));
                 }
+                Command::Survey { id, kind, namespace, selector } => self.survey(&key, id, kind, namespace, selector),
                 Command::Instruct { .. } => tracing::error!(%key, "a Set cell asked for what no Set cell may"),
             }
         }
@@ -515,6 +524,15 @@ impl Driver {
                 all.iter().map(|v| set::Member::from(v.view.as_ref())).filter(|m| choice.chooses(m)).collect();
             self.set(key, set::Input::Listed(members));
         }
+    }
+
+    /// Reads all instances of a set live, beside the driver.
+    fn survey(&self, key: &Key, id: CommandId, kind: Kind, namespace: String, selector: String) {
+        let (executor, answers, key) = (self.parts.executor.clone(), self.answers.clone(), key.clone());
+        tokio::spawn(async move {
+            let result = executor.survey(kind, namespace, &selector).await;
+            let _ = answers.send(Answer::Set(key, id, result)).await;
+        });
     }
 
     // --- Node cells and what agents say ---
@@ -546,7 +564,7 @@ impl Driver {
                     let name = name.clone();
                     self.execute(command, move |id, result| Answer::Node(name, id, result));
                 }
-                Command::Create { .. } | Command::Delete { .. } | Command::Instruct { .. } => {
+                Command::Create { .. } | Command::Delete { .. } | Command::Survey { .. } | Command::Instruct { .. } => {
                     tracing::error!(%name, "a Node cell asked for what no Node cell may");
                 }
             }
@@ -644,7 +662,7 @@ async fn write<O: Read>(executor: &Executor, command: &Command) -> Settled<O> {
         Command::Patch { patch, .. } => executor.patch(patch).await,
         Command::Delete { target, .. } => executor.delete(target).await,
         Command::Confirm { target, .. } => executor.confirm(target).await,
-        Command::Instruct { .. } | Command::Note(_) | Command::Wake { .. } => Settled::Unknown,
+        Command::Survey { .. } | Command::Instruct { .. } | Command::Note(_) | Command::Wake { .. } => Settled::Unknown,
     }
 }
 

@@ -7,15 +7,17 @@
 use crate::hub::resource;
 use kube::{
     Client, Resource,
-    api::{DeleteParams, DynamicObject, GetParams, Patch as KubePatch, PatchParams, PostParams, Preconditions},
+    api::{
+        DeleteParams, DynamicObject, GetParams, ListParams, Patch as KubePatch, PatchParams, PostParams, Preconditions,
+    },
     core::request::{Error as Unsendable, Request},
 };
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use state::{
-    Millis,
+    Millis, ResourceVersion,
     object::{Class, Kind, ObjectRef, Refusal, Settled},
-    observe::{self, NodeView, Object, Project},
+    observe::{self, NodeView, Object, Project, VmiView},
     set,
     vm::{Patch, Recipe, Source},
 };
@@ -44,9 +46,23 @@ impl Answer for Object {
     }
 }
 
-impl Answer for set::Sight {
+/// What a set is told, and the instances in it, which the caches have to know of.
+pub struct Told {
+    /// For the set.
+    pub sight: set::Sight,
+    /// For the caches.
+    pub instances: Vec<Object>,
+}
+
+impl Answer for Told {
     fn read<'de>(kind: Kind, raw: impl Deserializer<'de>) -> Option<Self> {
-        Self::read(kind, raw)
+        if kind != Kind::VirtualMachineInstance {
+            return set::Sight::read(kind, raw).map(|sight| Self { sight, instances: vec![] });
+        }
+        let instance = observe::object(kind, raw)?;
+        let Object::Vmi(view) = &instance else { return None };
+        let sight = set::Sight::Member(Box::new(view.as_ref().into()));
+        Some(Self { sight, instances: vec![instance] })
     }
 }
 
@@ -197,6 +213,30 @@ impl Executor {
             Ok(answer) => applied(target, &answer),
             Err(e) => failed(target.kind, e, false),
         }
+    }
+
+    /// Reads live all instances that a selector chooses.
+    pub async fn survey(&self, kind: Kind, namespace: String, selector: &str) -> Settled<Told> {
+        let target = ObjectRef { kind, namespace, name: String::new(), uid: Default::default() };
+        let Some(_turn) = self.turn(Class::Urgent).await else { return Settled::Busy { after: BUSY } };
+        #[derive(Deserialize)]
+        struct List {
+            metadata: api::ObjectMeta,
+            items: Vec<<VmiView as Project>::Raw>,
+        }
+        let answer = match self.ask(at(&target).list(&ListParams::default().labels(selector))).await {
+            Ok(answer) => answer,
+            Err(e) => return failed(kind, e, false),
+        };
+        let list: List = match serde_json::from_str(&answer) {
+            Ok(list) => list,
+            Err(e) => return failed(kind, kube::Error::SerdeError(e), false),
+        };
+        let views: Vec<VmiView> = list.items.into_iter().map(VmiView::project).collect();
+        let members = views.iter().map(set::Member::from).collect();
+        let rv = ResourceVersion::parse(&list.metadata.resource_version);
+        let instances = views.into_iter().map(|v| Object::Vmi(Arc::new(v))).collect();
+        Settled::Applied(Some(Told { sight: set::Sight::All { members, rv }, instances }))
     }
 
     /// The whole VMI, for an instruction. `Err` says how the instruction settles.

@@ -337,6 +337,11 @@ impl<T: Versioned> Slot<T> {
         self.error.as_ref()
     }
 
+    /// Nothing was said against it, after all; the pause stays.
+    pub fn forgive(&mut self) {
+        self.error = None;
+    }
+
     /// Commands in a row that did not work.
     pub fn failures(&self) -> u32 {
         self.fails

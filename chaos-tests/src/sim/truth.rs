@@ -58,6 +58,8 @@ pub struct Truth {
     pub violations: Vec<Violation>,
     /// Of everything that was written, when, in which order.
     pub hash: u64,
+    /// The newest version of the store.
+    revision: u64,
     /// Writes.
     pub writes: u64,
     /// Calls of controllers and agents.
@@ -279,6 +281,7 @@ pub fn committed(key: &str, before: Option<(i64, &[u8])>, now: Option<&[u8]>, re
         {
             t.ghost.unfounded.push(wrong.clone());
         }
+        t.revision = now.revision;
         t.ghost.committed(&Commit { now, before, gone }, at, by_controller);
     });
 }
@@ -316,6 +319,11 @@ pub fn asked(origin: &Origin, method: &http::Method, uri: &http::Uri) {
         if origin.is_ours() && !watch && !path.contains("/leases") && !is_list(method, path) {
             t.calls += 1;
             t.ghost.last_call = at;
+        }
+        let chosen =
+            uri.query().unwrap_or_default().contains("labelSelector=") && path.ends_with("/virtualmachineinstances");
+        if chosen && !watch && origin.is_controller() && method == http::Method::GET {
+            t.ghost.surveyed = t.revision;
         }
         if let Some(name) = machine.filter(|_| origin.is_controller() && method == http::Method::GET)
             && let Some(vm) = t.ghost.find(Res::Vm, NS, name).map(|v| v.revision)

@@ -482,7 +482,7 @@ impl World {
             Said::Object(_) => LeaseSeen::Nobody,
             Said::Status(s) if s.code == 404 => LeaseSeen::Nobody,
             Said::Status(s) => LeaseSeen::Unreadable(s.message.clone()),
-            Said::Silence | Said::Deleted => LeaseSeen::Unreadable("no answer".into()),
+            Said::Silence | Said::Deleted | Said::List(..) => LeaseSeen::Unreadable("no answer".into()),
         };
         let decided = admit_by_lease(self.nodes[n].disk.memory.as_ref(), &hello, &lease, OURS);
         self.judged(n, id, &hello, &decided);
@@ -688,7 +688,7 @@ impl World {
                     self.agent_step_with(n, &pod, Input::VmiConfirmed(confirmed), Some(o));
                 }
                 Said::Status(s) if s.code == 404 => self.agent_step(n, &pod, Input::VmiConfirmed(Confirmed::Gone)),
-                Said::Status(_) | Said::Silence | Said::Deleted => {
+                Said::Status(_) | Said::Silence | Said::Deleted | Said::List(..) => {
                     self.agent_step(n, &pod, Input::VmiConfirmed(Confirmed::Unanswered));
                 }
             },
@@ -701,6 +701,7 @@ impl World {
                 self.agent_step(n, &pod, Input::UnpausedWritten { unpaused, done });
             }
             Then::Settle(..)
+            | Then::Surveyed(..)
             | Then::Render(..)
             | Then::Instruct(..)
             | Then::LeaseRead(_)

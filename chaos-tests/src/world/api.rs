@@ -15,6 +15,7 @@ use state::{
     Key, NodeName, PodUid,
     domain::Instruction,
     object::{CommandId, ObjectRef},
+    selector::Selector,
     vm::{Recipe, Source},
 };
 use std::rc::Rc;
@@ -36,6 +37,8 @@ pub enum Proc {
 pub enum Verb {
     /// A quorum read.
     Get(Res, String, String),
+    /// A quorum read of all of a namespace.
+    List(Res, String),
     /// POST.
     Create(Res, String, Value),
     /// PUT or PATCH.
@@ -59,7 +62,7 @@ impl Verb {
 
     fn writes(&self) -> bool {
         match self {
-            Self::Get(..) => false,
+            Self::Get(..) | Self::List(..) => false,
             Self::Create(..) | Self::Change(..) | Self::Delete(..) => true,
         }
     }
@@ -68,6 +71,7 @@ impl Verb {
     pub fn name(&self) -> String {
         match self {
             Self::Get(r, ..) => format!("get {r:?}"),
+            Self::List(r, ..) => format!("list {r:?}"),
             Self::Create(r, ..) => format!("create {r:?}"),
             Self::Change(r, ..) => format!("change {r:?}"),
             Self::Delete(r, ..) => format!("delete {r:?}"),
@@ -80,6 +84,8 @@ impl Verb {
 pub enum Said {
     /// The object.
     Object(Rc<Seen>),
+    /// The objects, and the version of the list.
+    List(Vec<Rc<Seen>>, u64),
     /// Deleted and gone.
     Deleted,
     /// An error.
@@ -93,6 +99,8 @@ pub enum Said {
 pub enum Then {
     /// A command of a cell has ended; whether it was a write.
     Settle(CellId, CommandId, bool),
+    /// The instances of a set were read that this selector chooses.
+    Surveyed(Key, CommandId, Selector),
     /// The source of a creation was read.
     Render(CellId, CommandId, Recipe, Source, ObjectRef),
     /// The VMI that goes with an instruction was read.
@@ -118,6 +126,7 @@ impl Then {
         match self {
             Self::LeaseRead(_) | Self::LeaseTaken(_) | Self::LeaseRenewed(_) | Self::LeaseReread => true,
             Self::Settle(..)
+            | Self::Surveyed(..)
             | Self::Render(..)
             | Self::Instruct(..)
             | Self::Judge(_)
@@ -202,10 +211,14 @@ impl World {
     pub(super) fn arrive(&mut self, call: Call) {
         let name = call.verb.name();
         let who = call.from;
-        let said = match self.serve(call.verb, Some(who)) {
-            Ok(Some(seen)) => Said::Object(seen),
-            Ok(None) => Said::Deleted,
-            Err(status) => Said::Status(status),
+        let said = if let Verb::List(res, ns) = &call.verb {
+            self.listed(*res, ns)
+        } else {
+            match self.serve(call.verb, Some(who)) {
+                Ok(Some(seen)) => Said::Object(seen),
+                Ok(None) => Said::Deleted,
+                Err(status) => Said::Status(status),
+            }
         };
         if let Said::Status(s) = &said
             && call.answered
@@ -214,6 +227,7 @@ impl World {
         }
         self.say(|| match &said {
             Said::Object(o) => format!("{who:?} {name} {} -> {}", o.name(), o.revision),
+            Said::List(all, at) => format!("{who:?} {name} -> {} at {at}", all.len()),
             Said::Deleted => format!("{who:?} {name} -> gone"),
             Said::Status(s) => format!("{who:?} {name} -> {} {}", s.code, s.message),
             Said::Silence => String::new(),
@@ -221,6 +235,17 @@ impl World {
         if call.answered {
             let back = self.latency();
             self.after(back, Action::Answer(call.from, call.then, said));
+        }
+    }
+
+    /// A live list; what is given up because of it is judged by it.
+    fn listed(&mut self, res: Res, ns: &str) -> Said {
+        match self.server.list(res, 0) {
+            Ok((items, at)) => {
+                self.ghost.surveyed = at;
+                Said::List(items.into_iter().filter(|o| o.namespace() == ns).collect(), at)
+            }
+            Err(status) => Said::Status(status),
         }
     }
 
@@ -233,6 +258,7 @@ impl World {
                 let r = res.resource();
                 self.server.get(res, &ns, &n).map(Some).ok_or_else(|| Status::not_found(&r.group, &r.plural, &n))
             }
+            Verb::List(res, _) => Err(Status::internal(format!("{res:?} is listed elsewhere"))),
             Verb::Create(res, ns, object) => {
                 let moment = self.moment(&res.resource().singular);
                 self.server.create(res, &ns, object, &moment).map(Some)

@@ -221,7 +221,7 @@ impl World {
                 }
                 self.call(me, lease_write(lease), Then::LeaseTaken(asked));
             }
-            Said::Status(_) | Said::Silence | Said::Deleted => self.after(1000, again),
+            Said::Status(_) | Said::Silence | Said::Deleted | Said::List(..) => self.after(1000, again),
         }
     }
 
@@ -272,7 +272,7 @@ impl World {
                 Said::Object(lease) => self.acquired(c, *asked, lease.clone()),
                 // Somebody was quicker, or nobody knows: the next read tells.
                 Said::Status(s) if s.code == 409 || s.code == 404 => self.after(1000, Action::LeaseTick(me)),
-                Said::Status(_) | Said::Silence | Said::Deleted => {
+                Said::Status(_) | Said::Silence | Said::Deleted | Said::List(..) => {
                     self.controllers[c].unsure.get_or_insert(*asked);
                     self.after(1000, Action::LeaseTick(me));
                 }
@@ -288,7 +288,7 @@ impl World {
                     let (ns, n) = LEASE_NAME;
                     self.call(me, Verb::Get(Res::Lease, ns.into(), n.into()), Then::LeaseReread);
                 }
-                Said::Status(_) | Said::Silence | Said::Deleted => self.renew_later(c),
+                Said::Status(_) | Said::Silence | Said::Deleted | Said::List(..) => self.renew_later(c),
             },
             Then::LeaseReread => match said {
                 // An earlier renewal was written and its reply lost: that one does not count for now.
@@ -297,11 +297,12 @@ impl World {
                     let sent = self.now;
                     self.renew(c, sent);
                 }
-                Said::Object(_) | Said::Deleted => self.crash_controller(c, "the Lease is another's"),
+                Said::Object(_) | Said::Deleted | Said::List(..) => self.crash_controller(c, "the Lease is another's"),
                 Said::Status(s) if s.code == 404 => self.crash_controller(c, "the Lease is gone"),
                 Said::Status(_) | Said::Silence => self.renew_later(c),
             },
             Then::Settle(..)
+            | Then::Surveyed(..)
             | Then::Render(..)
             | Then::Instruct(..)
             | Then::Judge(_)

@@ -14,7 +14,7 @@ use embedded::semantics::{Status, write::Part};
 use serde_json::json;
 use state::{
     Event, Key, Machine, Millis, NodeName, PodUid, ResourceVersion, Timestamp, Uid,
-    domain::{AckResult, Domain, Outcome},
+    domain::{AckResult, Domain, InstructKind, Outcome},
     node,
     object::{CommandId, Kind, ObjectRef, Refusal, Settled},
     observe::{NodeView, Object},
@@ -112,9 +112,10 @@ pub(super) struct Driver {
 }
 
 /// Classifies an answer, as the executor does.
-fn settled<O>(said: &Said, write: bool, read: impl Fn(&Seen) -> Option<O>) -> Settled<O> {
+pub(super) fn settled<O>(said: &Said, write: bool, read: impl Fn(&Seen) -> Option<O>) -> Settled<O> {
     match said {
         Said::Object(o) => Settled::Applied(read(o)),
+        Said::List(..) => Settled::Unknown,
         Said::Deleted => Settled::Gone,
         Said::Silence => Settled::Unknown,
         Said::Status(s) => match s.code {
@@ -387,6 +388,7 @@ impl World {
                 | Command::Patch { id, .. }
                 | Command::Delete { id, .. }
                 | Command::Confirm { id, .. }
+                | Command::Survey { id, .. }
                     if !leads =>
                 {
                     let result = Settled::Busy { after: Millis(1000) };
@@ -416,8 +418,24 @@ impl World {
                     let get = Verb::Get(Res::of(target.kind), target.namespace, target.name);
                     self.call(me, get, Then::Settle(cell, id, false));
                 }
+                Command::Survey { id, kind, namespace, .. } => match &cell {
+                    CellId::Set(key) => self.survey(c, key, id, Res::of(kind), namespace),
+                    CellId::Vm(_) | CellId::Node(_) => self.violated("S8", format!("{cell:?} surveys")),
+                },
             }
         }
+    }
+
+    fn survey(&mut self, c: usize, key: &Key, id: CommandId, res: Res, namespace: String) {
+        let me = self.proc_of(c);
+        let Some(selector) = self.selector_of(c, key) else { return };
+        let then = Then::Surveyed(key.clone(), id, selector);
+        if self.is(Mutant::SurveyFromTheCache) {
+            let all = self.controllers[c].caches.get(&res).into_iter().flat_map(|k| k.objects.values().cloned());
+            let said = Said::List(all.filter(|o| o.namespace() == namespace).collect(), u64::MAX);
+            return self.after(1, Action::Answer(me, then, said));
+        }
+        self.call(me, Verb::List(res, namespace), then);
     }
 
     fn patch(&mut self, c: usize, cell: CellId, id: CommandId, mut patch: Patch) {
@@ -489,6 +507,10 @@ impl World {
                     self.controllers[c].note(o);
                 }
                 let result = settled(said, writes, object);
+                // Own writes count at once, also for the set that an instance is of.
+                if let Settled::Applied(Some(o)) = &result {
+                    self.show_sets(c, &key, &Sight::Present(o.clone()));
+                }
                 self.settle(c, CellId::Vm(key), id, result);
             }
             Then::Settle(CellId::Set(key), id, writes) => {
@@ -504,6 +526,7 @@ impl World {
                 self.node_step(c, &name, node::Input::Settled { id, result });
                 self.drain(c);
             }
+            Then::Surveyed(key, id, selector) => self.surveyed(c, key, id, &selector, said),
             Then::Render(cell, id, recipe, source, target) => {
                 self.rendered(c, cell, id, &recipe, &source, target, said);
             }
@@ -525,6 +548,10 @@ impl World {
                 let slot = (node.clone(), instruction.id.to_string());
                 if let Some(d) = self.driver(c) {
                     d.waiting.insert(slot.clone(), (key, id));
+                }
+                // From now on it may begin, whatever becomes of its pod.
+                if fate.happens && instruction.kind == InstructKind::Start {
+                    self.ghost.told_to_start.insert(instruction.pod.0.clone());
                 }
                 let down = Down::Instruct { epoch, instruction, vmi };
                 if !(fate.happens && self.send_down(c, &node, down)) {
@@ -634,7 +661,11 @@ impl World {
                     let get = Verb::Get(Res::Node, String::new(), target.name);
                     self.call(me, get, Then::Settle(cell, id, false));
                 }
-                Command::Note(_) | Command::Create { .. } | Command::Delete { .. } | Command::Instruct { .. } => {}
+                Command::Note(_)
+                | Command::Create { .. }
+                | Command::Delete { .. }
+                | Command::Survey { .. }
+                | Command::Instruct { .. } => {}
             }
         }
     }
@@ -788,6 +819,7 @@ pub(super) fn brief(command: &Command) -> String {
         Command::Patch { patch, .. } => format!("patch {} {} {}", patch.target.kind.name(), patch.why, patch.body),
         Command::Delete { target, .. } => format!("delete {}", target.kind.name()),
         Command::Confirm { target, .. } => format!("confirm {}", target.kind.name()),
+        Command::Survey { kind, .. } => format!("survey {}", kind.name()),
         Command::Instruct { order: Order::Do(i), .. } => format!("instruct {}", i.kind.name()),
         Command::Instruct { order: Order::Acknowledge { .. }, .. } => "acknowledge".into(),
         Command::Note(n) => format!("note {}", n.reason),

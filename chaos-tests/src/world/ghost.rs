@@ -78,6 +78,8 @@ pub struct Ghost {
     pub alive: Vec<String>,
     /// Guests that were stopped by nobody's wish.
     pub killed: Vec<String>,
+    /// The version at which a controller last read all instances live, zero where none did.
+    pub surveyed: u64,
     /// All objects that are there, by UID.
     pub present: BTreeMap<String, Rc<Seen>>,
     /// All versions of machines and instances, by UID.

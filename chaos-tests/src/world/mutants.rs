@@ -42,6 +42,8 @@ pub enum Mutant {
     DeletionsUnheard,
     /// A live read of a set is answered from the cache [S10].
     SetsFromTheCache,
+    /// A live list of a set's instances is answered from the cache [S10].
+    SurveyFromTheCache,
     /// Instances of sets get random names [S23].
     RandomMemberName,
 }
@@ -64,12 +66,13 @@ impl Mutant {
         (Self::WakesLost, "L1"),
         (Self::DeletionsUnheard, "L1"),
         (Self::SetsFromTheCache, "S10"),
+        (Self::SurveyFromTheCache, "S10"),
         (Self::RandomMemberName, "S23"),
     ];
 
     /// It shows where there are sets.
     pub fn needs_sets(self) -> bool {
-        matches!(self, Self::SetsFromTheCache | Self::RandomMemberName)
+        matches!(self, Self::SetsFromTheCache | Self::SurveyFromTheCache | Self::RandomMemberName)
     }
 
     /// Faults under which it shows, where those that seeds draw are seldom the ones.
@@ -79,7 +82,7 @@ impl Mutant {
                 Some(Swarm::none().with(Fault::LostReply, 400).with(Fault::WatchDropped, 500))
             }
             Self::AbsenceIsEvidence => Some(Swarm::none().with(Fault::StaleServer, 800).with(Fault::WatchDropped, 300)),
-            Self::SetsFromTheCache => {
+            Self::SetsFromTheCache | Self::SurveyFromTheCache => {
                 let swarm = Swarm::none().with(Fault::StaleServer, 900).with(Fault::WatchDropped, 300);
                 Some(swarm.with(Fault::ControllerCrash, 10))
             }

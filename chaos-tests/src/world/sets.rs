@@ -2,17 +2,18 @@
 
 use super::{
     Action, World,
-    api::Verb,
-    driver::{CellId, brief},
+    api::{Said, Verb},
+    driver::{CellId, brief, settled},
     ghost::Ghost,
     server::{Res, Seen},
     users::{Deed, NS, spec},
 };
 use serde_json::{Value, json};
 use state::{
-    Event, Key, Machine, Timestamp,
-    object::{Kind, ObjectRef},
+    Event, Key, Machine, ResourceVersion, Timestamp,
+    object::{CommandId, Kind, ObjectRef, Settled},
     observe::{Object, Phase},
+    selector::Selector,
     set::{self, Member, Sight},
     vm,
 };
@@ -48,7 +49,7 @@ pub(super) fn sight(seen: &Seen) -> Option<Sight> {
 fn member(seen: &Seen) -> Option<Member> {
     match sight(seen)? {
         Sight::Member(m) => Some(*m),
-        Sight::Set(_) | Sight::Gone(_) | Sight::Vanished(_) => None,
+        Sight::Set(_) | Sight::All { .. } | Sight::Gone(_) | Sight::Vanished(_) => None,
     }
 }
 
@@ -73,7 +74,9 @@ impl World {
         let Some(d) = self.driver(c) else { return };
         let wants = |cell: &SetCell| match &shown {
             Sight::Member(m) => cell.machine.wants(m),
-            Sight::Set(_) | Sight::Gone(_) | Sight::Vanished(_) => cell.machine.knows(&instance.name),
+            Sight::Set(_) | Sight::All { .. } | Sight::Gone(_) | Sight::Vanished(_) => {
+                cell.machine.knows(&instance.name)
+            }
         };
         let told: Vec<Key> = d.sets.iter().filter(|(_, cell)| wants(cell)).map(|(k, _)| k.clone()).collect();
         for key in told {
@@ -114,6 +117,27 @@ impl World {
             let members = all.filter_map(|o| member(o)).filter(|m| choice.chooses(m)).collect();
             self.set_step(c, key, set::Input::Listed(members));
         }
+    }
+
+    pub(super) fn selector_of(&self, c: usize, key: &Key) -> Option<Selector> {
+        let cell = self.controllers.get(c)?.driver.as_ref()?.sets.get(key)?;
+        cell.machine.choice().map(|choice| choice.selector)
+    }
+
+    /// All instances of a set were read, or that failed.
+    pub(super) fn surveyed(&mut self, c: usize, key: Key, id: CommandId, selector: &Selector, said: &Said) {
+        let result = match said {
+            Said::List(all, at) => {
+                for o in all {
+                    self.controllers[c].note(o);
+                }
+                let members = all.iter().filter_map(|o| member(o)).filter(|m| selector.matches(&m.labels)).collect();
+                Settled::Applied(Some(Sight::All { members, rv: ResourceVersion(*at) }))
+            }
+            other => settled(other, false, sight),
+        };
+        self.set_step(c, key, set::Input::Settled { id, result });
+        self.drain(c);
     }
 
     /// A set as the cache has it.
@@ -165,6 +189,15 @@ impl Ghost {
         self.all(Res::Vmi).filter_map(|o| member(o)).filter(|m| m.controller() == Some(set)).collect()
     }
 
+    /// Instances of this set that counted at this version of the store.
+    fn members_at(&self, set: &str, revision: u64) -> usize {
+        let at = |versions: &Vec<Rc<Seen>>| {
+            let version = versions.get(versions.partition_point(|v| v.revision <= revision).checked_sub(1)?)?;
+            member(version).filter(|m| m.controller() == Some(set) && counts(m))
+        };
+        self.history.values().filter_map(at).count()
+    }
+
     /// A controller made an instance: of a set, are there more now than anybody ever wanted? Those that it took on do not count.
     pub(super) fn makes_member(&mut self, vmi: &Seen) {
         let Some((kind, name, set)) = vmi.owner() else { return };
@@ -187,7 +220,9 @@ impl Ghost {
     pub(super) fn deletes_member(&mut self, vmi: &Seen, set: &str) {
         let uid = vmi.uid();
         let over = |v: &Seen| member(v).is_some_and(|m| m.phase.is_final() || m.doomed);
-        let there = self.members_of(set).iter().filter(|m| counts(m)).count() as u64;
+        // Those that there are, or were when it looked.
+        let now = self.members_of(set).iter().filter(|m| counts(m)).count();
+        let there = now.max(self.members_at(set, self.surveyed)) as u64;
         // Versions of the set that it could know when this instance was there.
         let since = self.history.get(uid).and_then(|h| h.first()).map_or(0, |v| v.revision);
         let wanted = self.was(set, since, |s| replicas(s) < there);

@@ -117,6 +117,9 @@ pub struct Agent {
     /// Outcomes up to this one are recorded.
     pub(super) acked_seq: Option<u64>,
     pub(super) network: Network,
+    /// The start that was refused for good. Who asked may hear of it late, when it has asked again: that gets the same answer.
+    #[serde(default)]
+    pub(super) refused: Option<(InstructionId, AckResult)>,
     pub(super) unpaused: Unpaused,
     wake: Option<Timestamp>,
     next_wake: Option<Timestamp>,
@@ -148,6 +151,7 @@ impl Agent {
             outcome: None,
             acked_seq: None,
             network: Network::Unprepared,
+            refused: None,
             unpaused: Unpaused::default(),
             wake: None,
             next_wake: None,
@@ -453,13 +457,7 @@ impl Agent {
                     },
                 }));
             }
-            InstructKind::Start => {
-                // Asked again: try again.
-                if matches!(self.network, Network::Failed(..)) {
-                    self.network = Network::Unprepared;
-                }
-            }
-            InstructKind::Pause | InstructKind::Resume => {}
+            InstructKind::Start | InstructKind::Pause | InstructKind::Resume => {}
         }
         if let Some(p) = self.pending.iter_mut().find(|p| p.instruction.id == instruction.id) {
             p.instruction = instruction.clone();

@@ -75,6 +75,9 @@ impl Agent {
             };
             match next {
                 Next::Answer(result) => {
+                    if p.instruction.kind == InstructKind::Start && is_for_good(&result) {
+                        self.refused = Some((p.instruction.id.clone(), result.clone()));
+                    }
                     out.push(Command::Answer { session: p.session, id: p.instruction.id, result });
                     continue;
                 }
@@ -119,6 +122,9 @@ impl Agent {
                     Next::Answer(AckResult::Done { detail: "the launcher has ended".into() })
                 }
             };
+        }
+        if let Some((_, answer)) = self.refused.as_ref().filter(|(id, _)| *id == p.instruction.id) {
+            return Next::Answer(answer.clone());
         }
         let Some(vmi) = &self.vmi else {
             return self.refused(RefusalReason::Unsupported, "the instruction carries no VMI that can be read");
@@ -314,5 +320,19 @@ impl Agent {
             out.push(Command::DropOutcome);
         }
         out.push(Command::Forget);
+    }
+}
+
+/// The controller calls a start failed that was refused like this.
+fn is_for_good(answer: &AckResult) -> bool {
+    match answer {
+        AckResult::Refused { reason, .. } => match reason {
+            RefusalReason::Failed | RefusalReason::Unsupported => true,
+            RefusalReason::LowerEpoch
+            | RefusalReason::OlderVmi
+            | RefusalReason::Superseded
+            | RefusalReason::AlreadyStarted => false,
+        },
+        AckResult::Accepted | AckResult::Done { .. } => false,
     }
 }

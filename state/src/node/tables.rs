@@ -44,6 +44,7 @@ fn run(seen: &NodeView, agent: &str) -> (Vec<String>, bool, NodeFact) {
                 Command::Confirm { .. } => asks = true,
                 other @ (Command::Create { .. }
                 | Command::Delete { .. }
+                | Command::Survey { .. }
                 | Command::Instruct { .. }
                 | Command::Note(_)
                 | Command::Wake { .. }) => panic!("{other:?}"),

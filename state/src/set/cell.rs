@@ -9,7 +9,7 @@ use crate::{
     vm::Command,
 };
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Instances that are made, or deleted, at once.
 pub const BURST: usize = 250;
@@ -59,6 +59,7 @@ impl Choice {
 pub(super) enum What {
     Status,
     ConfirmSet,
+    Survey,
     Create(String),
     Adopt(String),
     Release(String),
@@ -69,7 +70,7 @@ pub(super) enum What {
 impl What {
     pub(super) fn member(&self) -> Option<&String> {
         match self {
-            Self::Status | Self::ConfirmSet => None,
+            Self::Status | Self::ConfirmSet | Self::Survey => None,
             Self::Create(n) | Self::Adopt(n) | Self::Release(n) | Self::Delete(n) | Self::Confirm(n) => Some(n),
         }
     }
@@ -101,6 +102,12 @@ pub struct Set {
     pub(super) window: usize,
     /// Failed creations in a row, by way of a slot that holds no object.
     pub(super) making: Slot<Member>,
+    /// Live looks at all instances, by way of a slot that holds no object.
+    #[serde(default)]
+    pub(super) survey: Slot<Member>,
+    /// This step brought such a look.
+    #[serde(default)]
+    pub(super) surveyed: bool,
     pub(super) create_failed: Option<Trouble>,
     pub(super) delete_failed: Option<Trouble>,
     /// Instances in a row that ended before they ran, and when the next may be made.
@@ -130,6 +137,8 @@ impl Set {
             next_id: 0,
             window: 1,
             making: Slot::default(),
+            survey: Slot::default(),
+            surveyed: false,
             create_failed: None,
             delete_failed: None,
             crashes: 0,
@@ -220,6 +229,7 @@ impl Set {
         match sight {
             Sight::Set(s) => self.saw_set(s, live),
             Sight::Member(m) => self.saw_member(m, live),
+            Sight::All { members, .. } => members.iter().for_each(|m| self.saw_member(m, false)),
             Sight::Gone(r) if r.kind == self.set_ref().kind => self.lost_set(&r.uid),
             Sight::Gone(r) => self.lost_member(&r.name, &r.uid),
             Sight::Vanished(r) if r.kind == self.set_ref().kind => {
@@ -261,7 +271,7 @@ impl Set {
         self.flights.clear();
         self.listed = None;
         self.live = self.set.rv();
-        self.making = Slot::default();
+        (self.making, self.survey) = (Slot::default(), Slot::default());
         (self.window, self.crashes, self.crashed) = (1, 0, None);
         (self.create_failed, self.delete_failed, self.lazy) = (None, None, None);
         self.tell.clear();
@@ -314,6 +324,16 @@ impl Set {
         self.forget(name);
     }
 
+    /// The answer to a question says that there is none of that name; one that was seen since the question is not meant.
+    fn not_found(&mut self, name: &str) {
+        let Some(slot) = self.members.get_mut(name) else { return };
+        let known = slot.uid();
+        if slot.not_found() {
+            self.bury(known);
+        }
+        self.forget(name);
+    }
+
     fn bury(&mut self, uid: Uid) {
         if !self.gone.contains(&uid) {
             self.gone.push_back(uid);
@@ -338,15 +358,46 @@ impl Set {
 
     // --- how commands ended ---
 
+    /// All instances were read live, or that failed. One that is missing there may have gone, or has other labels now: it is asked
+    /// for by itself.
+    fn survey_settled(&mut self, result: &Settled<Sight>) {
+        match result {
+            Settled::Applied(Some(Sight::All { members, rv })) => {
+                self.survey.succeeded();
+                self.surveyed = true;
+                members.iter().for_each(|m| self.saw_member(m, false));
+                let there: BTreeSet<&str> = members.iter().map(|m| m.meta.name.as_str()).collect();
+                for (_, slot) in self.members.iter_mut().filter(|(name, _)| !there.contains(name.as_str())) {
+                    if slot.get().is_some_and(|m| m.meta.rv <= *rv) {
+                        slot.doubt();
+                    }
+                }
+            }
+            Settled::Busy { after } => self.survey.hold(self.now.after(*after)),
+            Settled::Applied(_)
+            | Settled::Conflict
+            | Settled::Gone
+            | Settled::Refused(_)
+            | Settled::Unknown
+            | Settled::Failed(_)
+            | Settled::Acked(_) => self.survey.failed(self.now, None),
+        }
+    }
+
     fn settled(&mut self, id: CommandId, result: &Settled<Sight>) {
         let Some(what) = self.flights.remove(&id) else {
-            // Of a set that is over; what was read is still a sight.
+            // Of a set that is over; what was read is still a sight, and the way is free again.
+            self.set.land(id);
             if let Settled::Applied(Some(s)) = result {
                 self.saw(s, true);
             }
             return;
         };
         match what.member().cloned() {
+            None if what == What::Survey => {
+                self.survey.land(id);
+                self.survey_settled(result);
+            }
             None => {
                 self.set.land(id);
                 self.set_settled(&what, result);
@@ -365,14 +416,21 @@ impl Set {
         let now = self.now;
         match result {
             Settled::Applied(Some(s)) => {
-                self.set.succeeded();
+                // A read of what is as it was does not make up for a write that did not work.
+                if *what != What::ConfirmSet || !self.is_as_known(s) {
+                    self.set.succeeded();
+                }
                 self.saw(s, true);
             }
             Settled::Applied(None) | Settled::Unknown => {
                 self.set.failed(now, None);
                 self.set.doubt();
             }
-            Settled::Gone if *what == What::ConfirmSet => self.lost_set(&Uid::default()),
+            Settled::Gone if *what == What::ConfirmSet => {
+                if self.set.not_found() {
+                    self.start_over();
+                }
+            }
             Settled::Gone => self.set.doubt(),
             Settled::Conflict => self.set.conflict(),
             Settled::Refused(r) => self.set.failed(now, Some(r.clone())),
@@ -390,8 +448,11 @@ impl Set {
         match result {
             Settled::Applied(sight) => {
                 self.done(name, what);
+                let read = matches!(what, What::Confirm(_)) && sight.as_ref().is_some_and(|s| self.is_as_known(s));
                 if let Some(slot) = self.members.get_mut(name) {
-                    slot.succeeded();
+                    if !read {
+                        slot.succeeded();
+                    }
                     if sight.is_none() {
                         slot.doubt();
                     }
@@ -413,21 +474,29 @@ impl Set {
                 }
                 What::Delete(_) => {
                     self.done(name, what);
-                    self.lost_member(name, &Uid::default());
+                    self.not_found(name);
                 }
-                What::Confirm(_) => self.lost_member(name, &Uid::default()),
-                What::Adopt(_) | What::Release(_) | What::Status | What::ConfirmSet => self.doubt(name),
+                What::Confirm(_) => self.not_found(name),
+                What::Adopt(_) | What::Release(_) | What::Status | What::ConfirmSet | What::Survey => self.doubt(name),
             },
             Settled::Conflict => {
                 if matches!(what, What::Create(_)) {
                     // The name may be taken, or the set may be another than we know.
                     self.set.doubt();
+                    self.making.conflict();
+                    self.window = 1;
                 }
-                self.doubt(name);
+                if let Some(slot) = self.members.get_mut(name) {
+                    slot.conflict();
+                }
             }
             Settled::Refused(r) => self.refused(name, what, r),
             Settled::Failed(r) => {
                 self.refused(name, what, r);
+                // It may have been done all the same: nothing was said against it.
+                if let (What::Adopt(_), Some(slot)) = (what, self.members.get_mut(name)) {
+                    slot.forgive();
+                }
                 self.doubt(name);
             }
             Settled::Busy { after } => match (what, self.members.get_mut(name)) {
@@ -435,12 +504,26 @@ impl Set {
                 (_, Some(slot)) => slot.hold(now.after(*after)),
             },
             Settled::Unknown => {
+                if matches!(what, What::Create(_)) {
+                    self.making.doubt();
+                }
                 if let Some(slot) = self.members.get_mut(name) {
                     slot.failed(now, None);
                 }
                 self.doubt(name);
             }
             Settled::Acked(_) => {}
+        }
+    }
+
+    /// It shows the version that we know.
+    fn is_as_known(&self, sight: &Sight) -> bool {
+        match sight {
+            Sight::Set(s) => s.meta.uid == self.set.uid() && s.meta.rv == self.set.rv(),
+            Sight::Member(m) => {
+                self.members.get(&m.meta.name).is_some_and(|k| k.uid() == m.meta.uid && k.rv() == m.meta.rv)
+            }
+            Sight::All { .. } | Sight::Gone(_) | Sight::Vanished(_) => false,
         }
     }
 
@@ -453,7 +536,7 @@ impl Set {
     fn done(&mut self, name: &str, what: &What) {
         match what {
             What::Create(_) => {
-                self.making.succeeded();
+                self.making = Slot::default();
                 self.create_failed = None;
                 self.window = (self.window + 1).min(BURST);
                 let text = format!("Started the virtual machine by creating the new virtual machine instance {name}");
@@ -469,7 +552,7 @@ impl Set {
                 };
                 self.tell.push((false, "SuccessfulDelete".into(), text));
             }
-            What::Adopt(_) | What::Release(_) | What::Confirm(_) | What::Status | What::ConfirmSet => {}
+            What::Adopt(_) | What::Release(_) | What::Confirm(_) | What::Status | What::ConfirmSet | What::Survey => {}
         }
     }
 
@@ -490,7 +573,7 @@ impl Set {
                 let message = format!("Error deleting virtual machine instance {name}: {text}");
                 self.fail(Trouble { reason: "FailedDelete".into(), message });
             }
-            What::Adopt(_) | What::Release(_) | What::Confirm(_) | What::Status | What::ConfirmSet => {
+            What::Adopt(_) | What::Release(_) | What::Confirm(_) | What::Status | What::ConfirmSet | What::Survey => {
                 if let Some(slot) = self.members.get_mut(name) {
                     slot.failed(now, Some(r.clone()));
                 }
@@ -515,6 +598,9 @@ impl Machine for Set {
     fn step(&mut self, event: &Event<Input>) -> Vec<Command> {
         self.now = self.now.max(event.at);
         self.fold(&event.input);
-        self.plan()
+        let out = self.plan();
+        // What is decided on it is decided at once.
+        self.surveyed = false;
+        out
     }
 }

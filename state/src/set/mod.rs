@@ -8,12 +8,16 @@
 //! starts no replacement. The number of those that count, and of those that are on their way, is held against
 //! `spec.replicas`; ended ones are deleted, and what is missing is made anew.
 //!
-//! *Why nothing is made twice:* instance number `n` has a name derived from the set's UID and `n`, and what is made next takes the
-//! lowest number whose name is free. Whoever sees less than there is collides with it, looks, and knows more. Numbers are
-//! used again once their instance is gone.
+//! *Why there are never more than were ever wanted:* a set of `n` has `n` places, each with a name derived from the set's UID and
+//! the place's number, and what is made is made in a free place. Whoever knows too little collides with what is there, looks, and
+//! knows more; so does a creation that a dead controller sent. The price: an instance that is over, or is being deleted, holds its
+//! place until it is gone, and what makes up for it waits for that. (A name that somebody else's instance has is made up for by a
+//! further place.) Refused: a replacement under another name at once. No API server can be told to make an object only if another
+//! one is not there, so two of them would run whenever a write is late.
 //!
 //! *Why nothing is destroyed by an old view:* running instances are deleted, and strangers adopted, only on a version of the set
-//! that a live read (or an own write) has confirmed, and with the UID as precondition.
+//! that a live read (or an own write) has confirmed, and with the UID as precondition; and before one of too many is deleted, all
+//! are read live, so that one that ended unheard is not made up for by one that runs.
 
 mod cell;
 mod plan;

@@ -4,7 +4,7 @@
 
 use super::*;
 use crate::{
-    Event, Key, Machine, Timestamp,
+    Event, Key, Machine, ResourceVersion, Timestamp,
     object::{CommandId, Kind, ObjectRef, Refusal, Settled},
     vm::{
         Command,
@@ -35,6 +35,10 @@ pub struct World {
     pub burst: usize,
     /// What the server says to creations.
     pub refuse: Option<Refusal>,
+    /// The server calls every write a conflict.
+    pub contest: bool,
+    /// Commands that were carried out.
+    pub calls: u32,
     /// Instances come up and go down by themselves.
     pub nodes: bool,
 }
@@ -68,6 +72,8 @@ impl World {
             notes: vec![],
             burst: 0,
             refuse: None,
+            contest: false,
+            calls: 0,
             nodes: true,
         };
         w.put(SET, set);
@@ -164,6 +170,7 @@ impl World {
                 | Command::Patch { .. }
                 | Command::Delete { .. }
                 | Command::Confirm { .. }
+                | Command::Survey { .. }
                 | Command::Instruct { .. }) => self.flying.push(c),
             }
         }
@@ -178,16 +185,16 @@ impl World {
 
     fn list(&mut self) {
         let Some(choice) = self.cell.choice() else { return };
-        let all: Vec<Member> = self
-            .vmis()
-            .iter()
-            .filter_map(|o| match Sight::read(VMI, o) {
-                Some(Sight::Member(m)) => Some(*m),
-                _ => None,
-            })
-            .filter(|m| choice.chooses(m))
-            .collect();
+        let all = self.members().into_iter().filter(|m| choice.chooses(m)).collect();
         self.feed(Input::Listed(all));
+    }
+
+    fn members(&self) -> Vec<Member> {
+        let read = |o: &Value| match Sight::read(VMI, o) {
+            Some(Sight::Member(m)) => Some(*m),
+            _ => None,
+        };
+        self.vmis().iter().filter_map(read).collect()
     }
 
     pub fn carry_out(&mut self, c: Command) -> Option<(CommandId, Settled<Sight>)> {
@@ -196,7 +203,11 @@ impl World {
             meta["uid"] == o["metadata"]["uid"]
                 && meta.get("resourceVersion").is_none_or(|r| *r == o["metadata"]["resourceVersion"])
         };
+        self.calls += 1;
         let result = match c {
+            Command::Create { .. } | Command::Patch { .. } | Command::Delete { .. } if self.contest => {
+                Settled::Conflict
+            }
             Command::Create { recipe, source, target, .. } => {
                 match self.objects.get(&(source.object.kind, source.object.name.clone())).cloned() {
                     None => Settled::Gone,
@@ -249,6 +260,12 @@ impl World {
                 Some(o) => Settled::Applied(Sight::read(target.kind, o)),
                 None => Settled::Gone,
             },
+            Command::Survey { selector, .. } => {
+                let choice = self.cell.choice().unwrap();
+                assert_eq!(selector, choice.selector.to_string());
+                let members = self.members().into_iter().filter(|m| choice.selector.matches(&m.labels)).collect();
+                Settled::Applied(Some(Sight::All { members, rv: ResourceVersion(self.rv) }))
+            }
             Command::Instruct { .. } | Command::Note(_) | Command::Wake { .. } => return None,
         };
         Some((id, result))

@@ -13,7 +13,7 @@ use crate::{
     vm::{Command, Note, Patch, Recipe, Source, waits::refused},
 };
 use api::OwnerReference;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::{cmp::Reverse, collections::BTreeSet};
 
 /// Instances that are named where not all of them are.
@@ -62,6 +62,7 @@ impl Set {
         let id = CommandId(self.next_id);
         match what.member() {
             Some(name) => self.members.entry(name.clone()).or_default().depart(id),
+            None if what == What::Survey => self.survey.depart(id),
             None => self.set.depart(id),
         }
         self.flights.insert(id, what);
@@ -117,6 +118,33 @@ impl Set {
         live
     }
 
+    /// The same of the instances: are there really too many? What ended unheard is not made up for by one that runs.
+    fn is_surveyed(&mut self, set: &SetView, out: &mut Vec<Command>) -> bool {
+        if self.surveyed {
+            return true;
+        }
+        if let Some(at) = self.survey.free_at(self.now) {
+            self.want_wake(at);
+        }
+        if self.survey.is_free(self.now) {
+            let id = self.issue(What::Survey);
+            let (namespace, selector) = (self.key.namespace.clone(), set.selector.to_string());
+            out.push(Command::Survey { id, kind: Kind::VirtualMachineInstance, namespace, selector });
+        }
+        false
+    }
+
+    /// Remembers what is about to be written to an instance; not so where a conflict was claimed and nobody had been faster.
+    fn writes(&mut self, name: &str, body: &Value) -> bool {
+        let now = self.now;
+        let Some(slot) = self.members.get_mut(name) else { return true };
+        let writes = slot.writes(body, now);
+        if let Some(at) = slot.free_at(now) {
+            self.want_wake(at);
+        }
+        writes
+    }
+
     // --- owner references ---
 
     /// Strangers that match are taken on, own instances that do not match any more are let go.
@@ -149,6 +177,9 @@ impl Set {
                 "uid": m.meta.uid, "resourceVersion": m.meta.rv.to_string(), "ownerReferences": owners,
             }});
             let name = m.meta.name;
+            if !self.writes(&name, &body) {
+                continue;
+            }
             let (what, why) = if adopt { (What::Adopt(name), "adopt") } else { (What::Release(name), "release") };
             let id = self.issue(what);
             let patch = Patch { target, status: false, class: Class::Urgent, why: why.into(), body };
@@ -187,36 +218,47 @@ impl Set {
         let gone = self.leaving();
         let mut leaving = gone.len();
         let own = |m: &&Member| self.is_own(m) && self.matches(m) && m.meta.deleting.is_none();
-        let all = || self.members.values().filter(|s| !s.is_doubted()).filter_map(|s| s.get()).filter(own);
-        let ended: Vec<String> = all().filter(|m| m.phase.is_final()).map(|m| m.meta.name.clone()).collect();
+        let known = || self.members.values().filter(|s| !s.is_doubted()).filter_map(|s| s.get()).filter(own);
+        let ended: Vec<String> = known().filter(|m| m.phase.is_final()).map(|m| m.meta.name.clone()).collect();
         let doomed: Vec<String> =
-            all().filter(|m| !m.phase.is_final() && m.doomed).map(|m| m.meta.name.clone()).collect();
+            known().filter(|m| !m.phase.is_final() && m.doomed).map(|m| m.meta.name.clone()).collect();
         let wanted = usize::try_from(set.replicas).unwrap_or(usize::MAX);
-        let mut counting: Vec<&Member> = self.counting().filter(|m| !gone.contains(m.meta.name.as_str())).collect();
+        let counts = |m: &&Member| !m.phase.is_final() && !m.doomed && !gone.contains(m.meta.name.as_str());
+        let mut counting: Vec<&Member> = known().filter(counts).collect();
         let surplus = counting.len().saturating_sub(wanted);
         counting.sort_by_key(|m| dispensable(m));
         let surplus: Vec<String> = counting.into_iter().take(surplus).map(|m| m.meta.name.clone()).collect();
 
         for name in ended {
             if leaving < BURST && self.is_free(&name) {
-                leaving += 1;
-                self.delete(name, out);
+                leaving += usize::from(self.delete(name, out));
             }
         }
-        for name in doomed.into_iter().chain(surplus) {
+        for name in doomed {
             if leaving < BURST && self.is_free(&name) && self.is_confirmed(out) {
-                leaving += 1;
-                self.delete(name, out);
+                leaving += usize::from(self.delete(name, out));
+            }
+        }
+        for name in surplus {
+            if leaving < BURST && self.is_free(&name) && self.is_confirmed(out) && self.is_surveyed(set, out) {
+                leaving += usize::from(self.delete(name, out));
             }
         }
     }
 
-    fn delete(&mut self, name: String, out: &mut Vec<Command>) {
+    fn delete(&mut self, name: String, out: &mut Vec<Command>) -> bool {
         let target = self.member_ref(&name);
-        let id = self.issue(What::Delete(name));
-        out.push(Command::Delete { id, target });
+        let writes = self.writes(&name, &json!({"delete": target.uid}));
+        if writes {
+            let id = self.issue(What::Delete(name));
+            out.push(Command::Delete { id, target });
+        }
+        writes
     }
 
+    /// What is missing is made in places, of which there are as many as are wanted: whoever knows too little, and whatever arrives
+    /// late, collides. So it waits where one that is over or going has not left its place yet. A place that somebody else's
+    /// instance takes is made up for by a further one.
     fn plan_creations(&mut self, set: &SetView, out: &mut Vec<Command>) {
         let leaving = self.leaving();
         let counting = self.counting().filter(|m| !leaving.contains(m.meta.name.as_str())).count();
@@ -237,13 +279,20 @@ impl Set {
         }
         let under_way = self.flights.values().filter(|w| matches!(w, What::Create(_))).count();
         missing = missing.min(self.window.saturating_sub(under_way));
-        for place in 0.. {
-            if missing == 0 {
-                return;
-            }
-            let name = self.name_of(place);
-            if self.members.contains_key(&name) {
+        let (mut next, mut places) = (0, wanted);
+        while missing > 0 && next < places {
+            let name = self.name_of(next);
+            next += 1;
+            if let Some(slot) = self.members.get(&name) {
+                let foreign = slot.get().is_some_and(|m| !self.is_own(m));
+                places = places.saturating_add(usize::from(foreign));
                 continue;
+            }
+            if !self.making.writes(&json!([name, set.meta.rv]), self.now) {
+                if let Some(at) = self.making.free_at(self.now) {
+                    self.want_wake(at);
+                }
+                return;
             }
             missing -= 1;
             let source = Source { object: self.set_ref(), rv: set.meta.rv };
@@ -317,7 +366,12 @@ impl Set {
         let (there, wanted) = (self.counting().count(), usize::try_from(set.replicas).unwrap_or(usize::MAX));
         let itself = || if set.paused { "resume it".to_owned() } else { "comes by itself".into() };
         if there < wanted {
-            let text = format!("{there} of {wanted} are there");
+            let own = self.members.values().filter_map(|s| s.get()).filter(|m| self.is_own(m));
+            let over = own.filter(|m| m.meta.deleting.is_some() || m.phase.is_final() || m.doomed);
+            let over: Vec<&str> = over.map(|m| m.meta.name.as_str()).take(TOLD).collect();
+            let after =
+                if over.is_empty() { String::new() } else { format!("; to be gone first: {}", over.join(", ")) };
+            let text = format!("{there} of {wanted} are there{after}");
             wait(WaitKind::Progress, format!("{} instances to be made", wanted - there), ("", ""), text, itself());
         }
         if there > wanted {

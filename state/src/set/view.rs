@@ -208,6 +208,13 @@ pub enum Sight {
     Set(Box<SetView>),
     /// An instance.
     Member(Box<Member>),
+    /// All instances that the set's selector chooses, read live.
+    All {
+        /// They.
+        members: Vec<Member>,
+        /// The version of the list.
+        rv: ResourceVersion,
+    },
     /// The watch said that this UID was deleted.
     Gone(ObjectRef),
     /// A new list does not have it. Lists may be stale, so this is a reason to ask, not evidence.

@@ -71,6 +71,9 @@ pub struct Vm {
     pub(super) vmi: Slot<VmiView>,
     /// Version of the VM that was last read live.
     pub(super) vm_read: Option<ResourceVersion>,
+    /// The VMI that is to be stopped and was not to be seen when the VMI was asked for.
+    #[serde(default)]
+    pub(super) looks_for: Option<Uid>,
     /// What the API server last refused to do with the VMI.
     pub(super) vmi_refused: Option<What>,
     /// Pods by UID; a pod may be seen before its VMI, and an old VMI's pod may linger.
@@ -115,6 +118,7 @@ impl Vm {
             vm: Slot::default(),
             vmi: Slot::default(),
             vm_read: None,
+            looks_for: None,
             vmi_refused: None,
             pods: BTreeMap::new(),
             pod: Slot::default(),
@@ -483,6 +487,12 @@ impl Vm {
                     // Done, and the server did not show the object: look.
                     None if at != At::Revision => self.each(at, Verb::Doubt),
                     None => {}
+                }
+                if let (What::Confirm, Some(Object::Vmi(o))) = (what, object)
+                    && let Some(uid) = self.looks_for.take().filter(|uid| *uid != o.meta.uid)
+                {
+                    // Another one has its name now: it is gone.
+                    self.vmi.gone(&uid);
                 }
                 match what {
                     What::CreateRevision(g) => {

@@ -4,7 +4,7 @@ use crate::{
     NodeName, PodUid, ResourceVersion, Timestamp, Uid, VmUid, VmiUid,
     domain::{Domain, Instruction, Outcome},
     instancetype::Role,
-    object::{Class, CommandId, ObjectRef, Settled},
+    object::{Class, CommandId, Kind, ObjectRef, Settled},
     observe::Object,
 };
 use serde::{Deserialize, Serialize};
@@ -274,6 +274,18 @@ pub enum Command {
         /// What.
         target: ObjectRef,
     },
+    /// Read all objects of a kind that a selector chooses, live (quorum). Set cells alone ask for it, and get
+    /// [`crate::set::Sight::All`].
+    Survey {
+        /// Id.
+        id: CommandId,
+        /// Kind.
+        kind: Kind,
+        /// Namespace.
+        namespace: String,
+        /// The selector as text.
+        selector: String,
+    },
     /// Tell a node agent.
     Instruct {
         /// Id.
@@ -300,6 +312,7 @@ impl Command {
             | Self::Patch { id, .. }
             | Self::Delete { id, .. }
             | Self::Confirm { id, .. }
+            | Self::Survey { id, .. }
             | Self::Instruct { id, .. } => Some(*id),
             Self::Note(_) | Self::Wake { .. } => None,
         }

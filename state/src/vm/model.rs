@@ -303,6 +303,7 @@ impl World {
                 | Command::Patch { .. }
                 | Command::Delete { .. }
                 | Command::Confirm { .. }
+                | Command::Survey { .. }
                 | Command::Instruct { .. }) => self.flying.push(c),
             }
         }
@@ -403,7 +404,11 @@ impl World {
         let written = match &c {
             Command::Create { target, .. } | Command::Delete { target, .. } => Some(target.kind),
             Command::Patch { patch, .. } => Some(patch.target.kind),
-            Command::Confirm { .. } | Command::Instruct { .. } | Command::Note(_) | Command::Wake { .. } => None,
+            Command::Confirm { .. }
+            | Command::Survey { .. }
+            | Command::Instruct { .. }
+            | Command::Note(_)
+            | Command::Wake { .. } => None,
         };
         if let Some(answer) = written.and_then(|k| self.answers.get(&k)) {
             return Some((id, answer.clone()));
@@ -484,7 +489,7 @@ impl World {
                 Settled::Applied(None)
             }
             Command::Instruct { order: Order::Do(i), .. } => self.instruct(&i),
-            Command::Note(_) | Command::Wake { .. } => return None,
+            Command::Survey { .. } | Command::Note(_) | Command::Wake { .. } => return None,
         };
         Some((id, result))
     }

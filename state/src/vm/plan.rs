@@ -99,8 +99,9 @@ impl Vm {
             return;
         }
         // A Stop for a VMI that is nowhere to be seen stays at the head of the queue until that is certain.
-        let head_is_stop = self.requests(&vm).first().is_some_and(|r| r.action == "Stop");
-        if head_is_stop && self.vmi.get().is_none() {
+        let stop = self.requests(&vm).first().filter(|r| r.action == "Stop").map(|r| r.uid.clone().unwrap_or_default());
+        if let Some(uid) = stop.filter(|uid| self.vmi.get().is_none_or(|v| v.meta.uid.0 != *uid)) {
+            self.looks_for = Some(uid.into());
             return self.confirm(At::Vmi, out);
         }
         match self.wish(&vm) {

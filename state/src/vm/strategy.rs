@@ -117,7 +117,11 @@ impl Vm {
         let vmi = self.own_vmi();
         while let Some(head) = q.first() {
             let done = match (head.action.as_str(), vmi) {
-                ("Stop", Some(v)) => head.uid.as_deref() != Some(v.meta.uid.as_str()),
+                // One of another UID may be an old sight of the one before.
+                ("Stop", Some(v)) => match &head.uid {
+                    None => true,
+                    Some(u) => *u != v.meta.uid.0 && self.vmi.is_tombstoned(&Uid(u.clone())),
+                },
                 // Not having seen a VMI is no proof that the one to be stopped is gone.
                 ("Stop", None) => match &head.uid {
                     None => true,

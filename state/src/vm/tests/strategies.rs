@@ -221,9 +221,9 @@ fn rule_1_2_only_the_head_of_the_requests_counts_and_it_goes_when_it_is_done() {
         // A Stop stays while the VMI that it names is there, ...
         (Some(&running), &[STOP, START], &[STOP, START]),
         (Some(&going), &[STOP, START], &[STOP, START]),
-        // ... and goes with it, or where it never named one that is there.
+        // ... and goes with it. That another one is seen may be an old sight: that is asked first.
         (None, &[STOP, START], &[START]),
-        (Some(&running), &[OLD], &[]),
+        (Some(&running), &[OLD], &[OLD]),
         (Some(&running), &[("Stop", "")], &[]),
         (None, &[("Stop", "")], &[]),
         // A Start stays until there is a VMI that is not on its way out.
@@ -238,6 +238,32 @@ fn rule_1_2_only_the_head_of_the_requests_counts_and_it_goes_when_it_is_done() {
         let status = json!({"stateChangeRequests": q(before)});
         let (cell, view) = seen(&json!({"runStrategy": "Manual"}), &status, *vmi);
         assert_eq!(cell.requests(&view), q(after), "{before:?} with {:?}", vmi.map(|v| v["metadata"].clone()));
+    }
+}
+
+#[test]
+fn a_stop_is_not_dropped_because_of_an_old_sight() {
+    // A leader that has just begun knows the instance before the one that is to be stopped.
+    for (names, left) in [("vmi-1", "vmi-1"), ("older", "")] {
+        let mut w = running("RerunOnFailure");
+        let uid = vmi(&w)["metadata"]["uid"].as_str().unwrap().to_owned();
+        let stop = if names == "vmi-1" { uid.clone() } else { names.to_owned() };
+        w.edit(Kind::VirtualMachine, json!({"status": {"stateChangeRequests": [{"action": "Stop", "uid": stop}]}}));
+        let mut old = vmi(&w);
+        if names == "vmi-1" {
+            (old["metadata"]["uid"], old["metadata"]["resourceVersion"]) = (json!("before"), json!("1"));
+        }
+        let asked = w.confirms;
+        let mut all: Vec<_> = w.objects.clone().into_iter().rev().collect();
+        all.iter_mut()
+            .filter(|((kind, _), _)| *kind == Kind::VirtualMachineInstance)
+            .for_each(|(_, o)| *o = old.clone());
+        w.restart_with(all);
+        w.settle(60_000);
+        assert!(w.confirms > asked, "it is looked at");
+        assert!(vmobj(&w)["status"].get("stateChangeRequests").is_none(), "{names}");
+        let now = vmi(&w)["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
+        assert_eq!(now == uid, left.is_empty(), "{names}: the one that was to be stopped is, no other: {:?}", w.writes);
     }
 }
 
@@ -557,7 +583,7 @@ fn rule_1_2_a_halted_machine_drops_every_start_that_is_older_than_a_stop_or_than
         ("Halted", Some(&live), json!([stop("vmi-1"), paused]), json!([stop("vmi-1")])),
         ("Halted", None, json!([stop("gone"), paused]), json!([])),
         ("Halted", Some(&live), json!([{"action": "Dance"}, stop("vmi-1"), paused]), json!([stop("vmi-1")])),
-        ("Halted", Some(&live), json!([stop("gone"), stop("vmi-1"), paused]), json!([stop("vmi-1")])),
+        ("Halted", Some(&live), json!([stop("gone"), stop("vmi-1"), paused]), json!([stop("gone"), stop("vmi-1")])),
         ("Halted", None, json!([paused, stop("gone"), paused]), json!([paused, stop("gone")])),
         ("Always", Some(&live), json!([stop("vmi-1"), start]), json!([stop("vmi-1")])),
     ];
