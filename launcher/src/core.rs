@@ -512,7 +512,8 @@ impl Core {
                 }
                 self.set_state(DomainState::Paused, reason);
             }
-            Event::Running | Event::Paused(_) => {}
+            Event::Silent if !self.ending.begun() => self.set_state(DomainState::Deaf, ""),
+            Event::Running | Event::Paused(_) | Event::Silent => {}
             Event::Exited { code, signal, stderr } => self.exited(code, signal, &stderr),
         }
     }

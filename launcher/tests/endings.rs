@@ -85,6 +85,11 @@ fn a_stopped_hypervisor_still_dies_at_a_kill() {
     let pid = l.hypervisor_pid();
     kill(Pid::from_raw(pid), Signal::SIGSTOP).unwrap();
     assert_eq!(l.hypervisor_pid(), pid, "a hypervisor that hangs keeps nobody from asking");
+    // It is noticed without anybody's asking, and so is its return.
+    l.until_state(DomainState::Deaf);
+    kill(Pid::from_raw(pid), Signal::SIGCONT).unwrap();
+    l.until_state(DomainState::Running);
+    kill(Pid::from_raw(pid), Signal::SIGSTOP).unwrap();
     l.tell(InstructKind::Kill, "k", Duration::ZERO);
     l.ends(Cause::Destroyed);
     assert!(!alive(pid));

@@ -13,7 +13,8 @@ use crate::{
     template::Template,
 };
 use api::{ObjectMeta, names};
-use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
+use litemap::LiteMap;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::DeserializeOwned};
 use serde_json::Value;
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -223,8 +224,8 @@ pub struct VmView {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub matchers: Vec<Matcher>,
     /// Annotations that follow the template ([`names::ANN_FOLLOWING`]).
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub following: BTreeMap<String, String>,
+    #[serde(default, skip_serializing_if = "LiteMap::is_empty")]
+    pub following: LiteMap<String, String>,
     /// The fence that was recorded last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fenced: Option<Witness>,
@@ -376,7 +377,8 @@ pub struct VmiStatus {
     /// Node.
     pub node_name: Option<String>,
     /// Pods that may run a domain, and where.
-    pub active_pods: BTreeMap<String, String>,
+    #[serde(serialize_with = "as_object")]
+    pub active_pods: LiteMap<String, String>,
     /// Conditions.
     pub conditions: Vec<Cond>,
     /// Interfaces, as written.
@@ -395,11 +397,13 @@ pub struct VmiStatus {
     /// QoS class of the pod.
     pub qos_class: Option<String>,
     /// Guest memory by admission, and what the launcher needs beside it.
-    pub memory: BTreeMap<String, Value>,
+    #[serde(serialize_with = "as_object")]
+    pub memory: LiteMap<String, Value>,
     /// Machine type that the hypervisor chose.
-    pub machine: BTreeMap<String, Value>,
+    #[serde(serialize_with = "as_object")]
+    pub machine: LiteMap<String, Value>,
     /// Volumes, as written.
-    pub volume_status: Vec<Value>,
+    pub volume_status: Vec<LiteMap<String, Value>>,
 }
 
 /// A volume of a VMI, as far as its status tells of it.
@@ -455,7 +459,8 @@ pub struct VmiView {
     /// All owners: who takes one on or off must write the others back.
     pub owners: Vec<api::OwnerReference>,
     /// Labels, by which sets find it.
-    pub labels: BTreeMap<String, String>,
+    #[serde(serialize_with = "as_object")]
+    pub labels: LiteMap<String, String>,
     /// Generation of the VM that it was made from.
     pub vm_generation: Option<i64>,
     /// Trace.
@@ -474,8 +479,8 @@ pub struct VmiView {
     /// Volumes, by name.
     pub volumes: Vec<VolumeView>,
     /// Annotations that follow the template ([`names::ANN_FOLLOWING`]).
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub following: BTreeMap<String, String>,
+    #[serde(default, skip_serializing_if = "LiteMap::is_empty")]
+    pub following: LiteMap<String, String>,
     /// Boot of the node in which the domain was authorised.
     pub boot_id: Option<String>,
     /// Phase.
@@ -528,7 +533,7 @@ impl Project for VmiView {
             owner: owner.map(|o| VmUid(o.uid.clone())),
             foreign: controller.is_some() && owner.is_none(),
             owners: raw.metadata.owner_references.clone(),
-            labels: raw.metadata.labels.clone(),
+            labels: raw.metadata.labels.clone().into_iter().collect(),
             vm_generation: raw.metadata.annotations.get(names::ANN_VM_GENERATION).and_then(|g| g.parse().ok()),
             traceparent: raw.metadata.annotations.get(names::ANN_TRACEPARENT).cloned(),
             created_by: raw.metadata.annotations.get(names::ANN_CHANGED_BY).cloned(),
@@ -545,8 +550,13 @@ impl Project for VmiView {
     }
 }
 
+/// As an object, also where it is empty: a `LiteMap` itself would then be a list, and what is in a status goes into patches.
+fn as_object<S: Serializer>(map: &LiteMap<String, impl Serialize>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(map.iter())
+}
+
 /// Those annotations of an object that follow the template.
-pub(crate) fn following(get: impl Fn(&str) -> Option<String>) -> BTreeMap<String, String> {
+pub(crate) fn following(get: impl Fn(&str) -> Option<String>) -> LiteMap<String, String> {
     names::ANN_FOLLOWING.into_iter().filter_map(|k| Some((k.to_owned(), get(k)?))).collect()
 }
 

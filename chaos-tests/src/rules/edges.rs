@@ -60,7 +60,7 @@ const INSIDE_TESTS: &[&str] = &["api", "state", "proto", "telemetry", "embedded"
 /// The pure crates may use these crates from outside, and no others.
 const OUTSIDE: &[(&str, &[&str])] = &[
     ("api", &["serde", "serde_json"]),
-    ("state", &["serde", "serde_json", "sha1", "sha2", "crc32fast", "zstd", "thiserror"]),
+    ("state", &["serde", "serde_json", "sha1", "sha2", "crc32fast", "litemap", "zstd", "thiserror"]),
 ];
 
 /// What must not be anywhere below `state`, by the beginning of the name.

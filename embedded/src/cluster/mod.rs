@@ -112,8 +112,8 @@ pub struct Caches {
 pub async fn schedule(client: Client, stop: CancellationToken) {
     let (caches, tasks) = (Caches::new(), TaskTracker::new());
     caches.fill_scheduler(&client, &tasks, &stop);
-    tokio::join!(caches.pods.ready(), caches.nodes.ready(), caches.claims.ready());
-    let wake = caches.wake(&[Input::Pods, Input::Nodes, Input::Claims]);
+    tokio::join!(caches.pods.ready(), caches.nodes.ready(), caches.claims.ready(), caches.namespaces.ready());
+    let wake = caches.wake(&[Input::Pods, Input::Nodes, Input::Claims, Input::Namespaces]);
     let notes = notes::Notes::new(client.clone());
     tasks.spawn(drive(scheduler::Scheduler::new(client, caches, notes), wake, stop));
     tasks.close();
@@ -127,13 +127,12 @@ pub async fn run(client: Client, options: Options, stop: CancellationToken) {
     caches.fill_scheduler(&client, &tasks, &stop);
     tasks.spawn(caches.volumes.clone().fill(Api::all(all(&client)), |_| {}, stop.clone()));
     tasks.spawn(caches.classes.clone().fill(Api::all(all(&client)), |_| {}, stop.clone()));
-    tasks.spawn(caches.namespaces.clone().fill(Api::all(all(&client)), |_| {}, stop.clone()));
     tasks.spawn(caches.accounts.clone().fill(Api::all(all(&client)), |_| {}, stop.clone()));
     tasks.spawn(caches.leases.clone().fill(Api::namespaced(all(&client), nodes::LEASES), |_| {}, stop.clone()));
     caches.ready().await;
 
     let notes = notes::Notes::new(client.clone());
-    let wake = caches.wake(&[Input::Pods, Input::Nodes, Input::Claims]);
+    let wake = caches.wake(&[Input::Pods, Input::Nodes, Input::Claims, Input::Namespaces]);
     tasks.spawn(drive(scheduler::Scheduler::new(client.clone(), caches.clone(), notes.clone()), wake, stop.clone()));
     let wake = caches.wake(&[Input::Pods, Input::Claims, Input::Volumes, Input::Classes]);
     let claims = claims::Claims::new(client.clone(), caches.clone(), notes.clone(), options);
@@ -189,6 +188,7 @@ impl Caches {
         tasks.spawn(self.pods.clone().fill(Api::all(all()), cache::slim_pod, stop.clone()));
         tasks.spawn(self.nodes.clone().fill(Api::all(all()), cache::slim_node, stop.clone()));
         tasks.spawn(self.claims.clone().fill(Api::all(all()), |_| {}, stop.clone()));
+        tasks.spawn(self.namespaces.clone().fill(Api::all(all()), |_| {}, stop.clone()));
     }
 
     async fn ready(&self) {

@@ -163,6 +163,7 @@ impl Core {
                 return Err(Problem::new("not-paused", "the domain is not paused"));
             }
             (_, DomainState::Running | DomainState::Paused) => {}
+            (_, DomainState::Deaf) => return Err(Problem::new("no-answer", "the hypervisor does not answer")),
             _ => return Err(Problem::new("not-running", "the domain does not run")),
         }
         let level = alive.agent_level.borrow();

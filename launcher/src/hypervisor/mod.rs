@@ -39,6 +39,8 @@ pub enum Event {
     Panicked,
     /// The hypervisor cannot go on with the guest.
     Broken(String),
+    /// The hypervisor does not answer. What it answers next says what is so then.
+    Silent,
     /// The guest opened or closed the agent's port.
     AgentPort(bool),
     /// The hypervisor process is gone.

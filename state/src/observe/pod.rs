@@ -3,6 +3,7 @@
 use super::{Meta, Project};
 use crate::{NodeName, PodUid, VmiUid, condition::Cond, object::Kind};
 use api::{ObjectMeta, names};
+use litemap::LiteMap;
 use serde::{Deserialize, Serialize};
 
 /// Phase of a pod.
@@ -51,8 +52,8 @@ pub struct PodView {
     /// VMI that owns it.
     pub vmi: VmiUid,
     /// Annotations that follow the template ([`names::ANN_FOLLOWING`]).
-    #[serde(default, skip_serializing_if = "std::collections::BTreeMap::is_empty")]
-    pub following: std::collections::BTreeMap<String, String>,
+    #[serde(default, skip_serializing_if = "LiteMap::is_empty")]
+    pub following: LiteMap<String, String>,
     /// Where it was bound to.
     pub node: Option<NodeName>,
     /// Phase.

@@ -172,7 +172,7 @@ impl From<&VmiView> for Member {
         let ready = condition::find(&v.status.conditions, "Ready");
         Self {
             meta: v.meta.clone(),
-            labels: v.labels.clone(),
+            labels: v.labels.iter().map(|(k, v)| (k.clone(), v.clone())).collect(),
             owners: v.owners.clone(),
             phase: v.phase,
             ran: v.was(Phase::Running),

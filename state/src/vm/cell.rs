@@ -12,6 +12,7 @@ use crate::{
     slot::{Folded, Slot},
     trace::Marks,
 };
+use litemap::LiteMap;
 use serde::{Deserialize, Serialize};
 use std::{
     borrow::Cow,
@@ -77,7 +78,7 @@ pub struct Vm {
     /// What the API server last refused to do with the VMI.
     pub(super) vmi_refused: Option<What>,
     /// Pods by UID; a pod may be seen before its VMI, and an old VMI's pod may linger.
-    pub(super) pods: BTreeMap<PodUid, Arc<PodView>>,
+    pub(super) pods: LiteMap<PodUid, Arc<PodView>>,
     /// The name of the current VMI's pod: flights, confirmed absence, tombstones.
     pub(super) pod: Slot<PodView>,
     /// The revision that the current VMI names, while it matters.
@@ -86,16 +87,16 @@ pub struct Vm {
     /// What the VM names and has no record of yet.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) patterns: BTreeMap<Role, Search>,
-    pub(super) claims: BTreeMap<String, Option<ClaimView>>,
-    pub(super) node: BTreeMap<NodeName, NodeFact>,
+    pub(super) claims: LiteMap<String, Option<ClaimView>>,
+    pub(super) node: LiteMap<NodeName, NodeFact>,
     /// The newest word about each pod's domain, and the session that brought it.
-    pub(super) domains: BTreeMap<PodUid, (Option<u64>, Arc<Domain>)>,
-    pub(super) outcomes: BTreeMap<PodUid, (NodeName, Outcome)>,
+    pub(super) domains: LiteMap<PodUid, (Option<u64>, Arc<Domain>)>,
+    pub(super) outcomes: LiteMap<PodUid, (NodeName, Outcome)>,
     pub(super) acked: BTreeSet<(PodUid, u64)>,
-    pub(super) inventory: BTreeMap<NodeName, Inventory>,
+    pub(super) inventory: LiteMap<NodeName, Inventory>,
     /// The boot by which the node of the current VMI was heard last.
     pub(super) boot: Option<String>,
-    pub(super) told: BTreeMap<InstructionId, (u64, Told)>,
+    pub(super) told: LiteMap<InstructionId, (u64, Told)>,
     pub(super) flights: BTreeMap<CommandId, (At, What)>,
     pub(super) next_id: u64,
     pub(super) lazy: BTreeMap<At, Timestamp>,
@@ -120,19 +121,19 @@ impl Vm {
             vm_read: None,
             looks_for: None,
             vmi_refused: None,
-            pods: BTreeMap::new(),
+            pods: LiteMap::new(),
             pod: Slot::default(),
             revision: Slot::default(),
             revisions: BTreeSet::new(),
             patterns: BTreeMap::new(),
-            claims: BTreeMap::new(),
-            node: BTreeMap::new(),
-            domains: BTreeMap::new(),
-            outcomes: BTreeMap::new(),
+            claims: LiteMap::new(),
+            node: LiteMap::new(),
+            domains: LiteMap::new(),
+            outcomes: LiteMap::new(),
             acked: BTreeSet::new(),
-            inventory: BTreeMap::new(),
+            inventory: LiteMap::new(),
             boot: None,
-            told: BTreeMap::new(),
+            told: LiteMap::new(),
             flights: BTreeMap::new(),
             next_id: 0,
             lazy: BTreeMap::new(),

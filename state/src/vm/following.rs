@@ -10,11 +10,11 @@ use crate::{
     observe::{Phase, VmiView},
 };
 use api::names;
+use litemap::LiteMap;
 use serde_json::{Map, Value, json};
-use std::collections::BTreeMap;
 
 /// What makes one set of annotations of another.
-fn changes(have: &BTreeMap<String, String>, want: &BTreeMap<String, String>) -> Map<String, Value> {
+fn changes(have: &LiteMap<String, String>, want: &LiteMap<String, String>) -> Map<String, Value> {
     let all = names::ANN_FOLLOWING.into_iter();
     all.filter(|k| have.get(*k) != want.get(*k)).map(|k| (k.to_owned(), json!(want.get(k)))).collect()
 }

@@ -17,6 +17,8 @@ use crate::{
     observe::{Phase, VmiStatus, VmiView, VolumeView},
 };
 use api::names;
+use litemap::LiteMap;
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 
@@ -172,7 +174,7 @@ impl Vm {
         {
             let s = s.to_mut();
             s.node_name = Some(node.0.clone());
-            s.active_pods = [(p.meta.uid.0.clone(), node.0.clone())].into();
+            s.active_pods = LiteMap::from_iter([(p.meta.uid.0.clone(), node.0.clone())]);
             node_label = Some(node.0.clone().into());
             s.launcher_container_image_version.clone_from(&p.image);
             if let Some(overhead) = &p.memory_overhead {
@@ -208,16 +210,17 @@ impl Vm {
     /// Names and claims from the moment in which the machine has its node; what the guest calls them once it runs.
     fn volumes(&self, vmi: &VmiView, phase: Phase, s: &mut Cow<'_, VmiStatus>) {
         let target = |v: &VolumeView| if phase == Phase::Running { v.target.clone() } else { String::new() };
-        let told = |(v, old): (&VolumeView, &Value)| {
-            v.claim.is_none() && old["name"] == v.name.as_str() && old["target"] == target(v).as_str()
+        let is = |old: &LiteMap<String, Value>, key: &str, text: &str| old.get(key).and_then(Value::as_str) == Some(text);
+        let told = |(v, old): (&VolumeView, &LiteMap<String, Value>)| {
+            v.claim.is_none() && is(old, "name", &v.name) && is(old, "target", &target(v))
         };
         if s.volume_status.len() == vmi.volumes.len() && vmi.volumes.iter().zip(&s.volume_status).all(told) {
             return;
         }
         let entry = |v: &VolumeView| {
             // Fields of others stay.
-            let old = s.volume_status.iter().find(|old| old["name"] == v.name.as_str());
-            let mut e = old.and_then(Value::as_object).cloned().unwrap_or_default();
+            let old = s.volume_status.iter().find(|old| is(old, "name", &v.name));
+            let mut e = old.cloned().unwrap_or_default();
             e.insert("name".into(), json!(v.name));
             e.insert("target".into(), json!(target(v)));
             if let Some(name) = &v.claim
@@ -227,9 +230,9 @@ impl Vm {
                 info.insert("claimName".into(), json!(name));
                 e.insert("persistentVolumeClaimInfo".into(), Value::Object(info));
             }
-            Value::Object(e)
+            e
         };
-        let all: Vec<Value> = vmi.volumes.iter().map(entry).collect();
+        let all: Vec<_> = vmi.volumes.iter().map(entry).collect();
         if all != s.volume_status {
             s.to_mut().volume_status = all;
         }
@@ -506,7 +509,7 @@ fn diff(old: &VmiStatus, new: &VmiStatus) -> Map<String, Value> {
     changed(&mut out, "phase", &old.phase, phase);
     changed(&mut out, "reason", &old.reason, reason);
     changed(&mut out, "nodeName", &old.node_name, node_name);
-    changed(&mut out, "activePods", &old.active_pods, active_pods);
+    changed_object(&mut out, "activePods", &old.active_pods, active_pods);
     changed(&mut out, "conditions", &old.conditions, conditions);
     changed(&mut out, "interfaces", &old.interfaces, interfaces);
     changed(&mut out, "phaseTransitionTimestamps", &old.phase_transition_timestamps, phase_transition_timestamps);
@@ -516,8 +519,8 @@ fn diff(old: &VmiStatus, new: &VmiStatus) -> Map<String, Value> {
     let image = &old.launcher_container_image_version;
     changed(&mut out, "launcherContainerImageVersion", image, launcher_container_image_version);
     changed(&mut out, "qosClass", &old.qos_class, qos_class);
-    changed(&mut out, "memory", &old.memory, memory);
-    changed(&mut out, "machine", &old.machine, machine);
+    changed_object(&mut out, "memory", &old.memory, memory);
+    changed_object(&mut out, "machine", &old.machine, machine);
     changed(&mut out, "volumeStatus", &old.volume_status, volume_status);
     // A map is merged by a merge patch: pods that are no longer active have to be named.
     if let Some(Value::Object(pods)) = out.get_mut("activePods") {
@@ -531,6 +534,16 @@ fn diff(old: &VmiStatus, new: &VmiStatus) -> Map<String, Value> {
         }
     }
     out
+}
+
+/// The same of an object, which is one also where it is empty.
+fn changed_object<V>(patch: &mut Map<String, Value>, field: &str, old: &LiteMap<String, V>, new: &LiteMap<String, V>)
+where
+    V: PartialEq + Serialize,
+{
+    if old != new {
+        patch.insert(field.into(), new.iter().map(|(k, v)| (k.clone(), json!(v))).collect::<Map<_, _>>().into());
+    }
 }
 
 /// A difference within a phase that somebody waits for.
@@ -552,7 +565,7 @@ mod tests {
             phase: "x".into(),
             reason: text(),
             node_name: text(),
-            active_pods: [("p".to_owned(), "n".to_owned())].into(),
+            active_pods: LiteMap::from_iter([("p".to_owned(), "n".to_owned())]),
             conditions: vec![crate::condition::Cond::new("x", true, "", "")],
             interfaces: vec![json!({})],
             phase_transition_timestamps: vec![api::PhaseTransition::default()],
@@ -561,9 +574,9 @@ mod tests {
             fs_freeze_status: text(),
             launcher_container_image_version: text(),
             qos_class: text(),
-            memory: [("x".to_owned(), json!(1))].into(),
-            machine: [("x".to_owned(), json!(1))].into(),
-            volume_status: vec![json!({})],
+            memory: LiteMap::from_iter([("x".to_owned(), json!(1))]),
+            machine: LiteMap::from_iter([("x".to_owned(), json!(1))]),
+            volume_status: vec![LiteMap::new()],
         };
         let whole = serde_json::to_value(&new).unwrap();
         assert_eq!(Value::Object(diff(&VmiStatus::default(), &new)), whole);

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Container, Node, NodeSelectorTerm, PersistentVolumeClaim, Pod, Taint, Toleration};
 use kube::ResourceExt;
 
+use super::neighbours::{Namespaces, Neighbours};
 use crate::cluster::nodes::{UNSCHEDULABLE, tolerates};
 use crate::semantics::amounts::Amounts;
 use crate::semantics::quantity::Quantity;
@@ -35,7 +36,9 @@ pub fn requested(pod: &Pod) -> Amounts {
 /// A node and what is taken of it.
 #[derive(Debug, Clone)]
 pub struct NodeView {
-    node: Arc<Node>,
+    pub(super) node: Arc<Node>,
+    /// Those on it that have not ended.
+    pub(super) pods: Vec<Arc<Pod>>,
     has: Amounts,
     taken: Amounts,
 }
@@ -45,7 +48,7 @@ impl NodeView {
     #[must_use]
     pub fn new(node: Arc<Node>) -> Self {
         let has = read(node.status.as_ref().and_then(|s| s.allocatable.as_ref()));
-        Self { node, has, taken: Amounts::default() }
+        Self { node, pods: Vec::new(), has, taken: Amounts::default() }
     }
 
     /// The node's name.
@@ -55,19 +58,15 @@ impl NodeView {
     }
 
     /// Counts a pod that is on the node, unless it has ended.
-    pub fn take(&mut self, pod: &Pod) {
+    pub fn take(&mut self, pod: Arc<Pod>) {
         if !matches!(pod.status.as_ref().and_then(|s| s.phase.as_deref()), Some("Succeeded" | "Failed")) {
-            self.taken.add(&requested(pod));
+            self.taken.add(&requested(&pod));
+            self.pods.push(pod);
         }
     }
 
-    /// Counts a pod by what it asks for.
-    pub fn take_amounts(&mut self, amounts: &Amounts) {
-        self.taken.add(amounts);
-    }
-
     /// Why the pod cannot be here; empty when it can.
-    fn refusals(&self, pod: &Pod, request: &Amounts) -> Vec<String> {
+    fn refusals(&self, pod: &Pod, request: &Amounts, neighbours: &Neighbours<'_>) -> Vec<String> {
         let Some(spec) = &pod.spec else { return vec!["no spec".into()] };
         let node_spec = self.node.spec.as_ref();
         let tolerations = spec.tolerations.as_deref().unwrap_or_default();
@@ -84,6 +83,9 @@ impl NodeView {
         if !selected(pod, &self.node) {
             return vec!["node(s) didn't match Pod's node affinity/selector".into()];
         }
+        if let Some(why) = neighbours.refusal(&self.node) {
+            return vec![why.into()];
+        }
         let mut why = Vec::new();
         for (name, amount) in &request.0 {
             if amount.0 > 0 && self.taken.get(name) + *amount > self.has.get(name) {
@@ -94,7 +96,7 @@ impl NodeView {
     }
 
     /// The share of the node that is free after the pod, in thousandths, plus what the pod prefers.
-    fn score(&self, pod: &Pod, request: &Amounts) -> i128 {
+    fn score(&self, pod: &Pod, request: &Amounts, neighbours: &Neighbours<'_>) -> i128 {
         let free: i128 = ["cpu", "memory"]
             .iter()
             .map(|name| {
@@ -118,7 +120,7 @@ impl NodeView {
             .filter(|p| term(&p.preference, &self.node))
             .map(|p| i128::from(p.weight) * 20)
             .sum::<i128>();
-        free + prefers
+        free + prefers + neighbours.score(&self.node) * 20
     }
 }
 
@@ -130,7 +132,8 @@ fn untolerated<'a>(taints: &'a [Taint], tolerations: &[Toleration]) -> Option<&'
         .find(|t| !tolerations.iter().any(|toleration| tolerates(toleration, t)))
 }
 
-fn selected(pod: &Pod, node: &Node) -> bool {
+/// Whether the pod's own selectors of nodes take this one.
+pub(super) fn selected(pod: &Pod, node: &Node) -> bool {
     let Some(spec) = &pod.spec else { return false };
     let labels = node.labels();
     let by_labels = spec.node_selector.iter().flatten().all(|(k, v)| labels.get(k) == Some(v));
@@ -198,7 +201,12 @@ fn claims(pod: &Pod, volumes: Volumes<'_>) -> Result<(), String> {
 ///
 /// # Errors
 /// The message of condition PodScheduled.
-pub fn choose(pod: &Pod, nodes: &[NodeView], volumes: Volumes<'_>) -> Result<String, String> {
+pub fn choose(
+    pod: &Pod,
+    nodes: &[NodeView],
+    volumes: Volumes<'_>,
+    namespaces: Namespaces<'_>,
+) -> Result<String, String> {
     let total = nodes.len();
     if total == 0 {
         return Err("no nodes available to schedule pods".into());
@@ -209,13 +217,14 @@ pub fn choose(pod: &Pod, nodes: &[NodeView], volumes: Volumes<'_>) -> Result<Str
         ));
     }
     let request = requested(pod);
+    let neighbours = Neighbours::of(pod, nodes, namespaces);
     let mut reasons: BTreeMap<String, usize> = BTreeMap::new();
     let mut hopeless = 0;
     let mut best: Option<(i128, String)> = None;
     for view in nodes {
-        let why = view.refusals(pod, &request);
+        let why = view.refusals(pod, &request, &neighbours);
         if why.is_empty() {
-            let score = view.score(pod, &request);
+            let score = view.score(pod, &request, &neighbours);
             if best.as_ref().is_none_or(|(s, _)| score > *s) {
                 best = Some((score, view.name()));
             }
@@ -245,6 +254,7 @@ pub fn choose(pod: &Pod, nodes: &[NodeView], volumes: Volumes<'_>) -> Result<Str
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use k8s_openapi::api::core::v1::Namespace;
     use serde_json::{Value, json};
 
     fn pod(spec: Value) -> Pod {
@@ -270,20 +280,100 @@ mod tests {
         None
     }
 
+    fn nowhere(_: &str) -> Option<Arc<Namespace>> {
+        None
+    }
+
+    /// A pod with labels, that asks for little.
+    fn labelled(label: &str, spec: Value) -> Arc<Pod> {
+        let mut p = pod(spec);
+        p.metadata.labels = Some([("app".to_owned(), label.to_owned())].into());
+        for c in &mut p.spec.as_mut().unwrap().containers {
+            c.resources = None;
+        }
+        Arc::new(p)
+    }
+
+    fn beside(kind: &str, label: &str) -> Value {
+        json!({"affinity": {kind: {"requiredDuringSchedulingIgnoredDuringExecution": [
+            {"topologyKey": "zone", "labelSelector": {"matchLabels": {"app": label}}}]}}})
+    }
+
+    #[test]
+    fn pods_are_near_or_far_from_each_other_as_they_ask() {
+        let mut nodes = vec![node("a", "2", "4Gi", json!({})), node("b", "2", "4Gi", json!({}))];
+        let place = |nodes: &[NodeView], p: &Pod| choose(p, nodes, &none, &nowhere);
+        // Near somebody who is not there; near its own kind, of which it is the first.
+        let lonely = labelled("web", beside("podAffinity", "db-1"));
+        let text = place(&nodes, &lonely).unwrap_err();
+        assert!(text.contains("2 node(s) didn't match pod affinity rules"), "{text}");
+        assert_eq!(place(&nodes, &labelled("web", beside("podAffinity", "web"))).unwrap(), "a");
+        nodes[1].take(labelled("db-1", json!({})));
+        assert_eq!(place(&nodes, &lonely).unwrap(), "b");
+        // Far from it.
+        assert_eq!(place(&nodes, &labelled("web", beside("podAntiAffinity", "db-1"))).unwrap(), "a");
+        // Who is there does not want it near, either.
+        nodes[0].take(labelled("loud", beside("podAntiAffinity", "web")));
+        let text = place(&nodes, &labelled("web", beside("podAntiAffinity", "db-1"))).unwrap_err();
+        assert!(text.contains("1 node(s) didn't match pod anti-affinity rules"), "{text}");
+        assert!(text.contains("1 node(s) didn't satisfy existing pods anti-affinity rules"), "{text}");
+        // A term is of its pod's namespace, or of those that it names or selects.
+        let mut elsewhere = (*labelled("web", beside("podAntiAffinity", "db-1"))).clone();
+        elsewhere.metadata.namespace = Some("other".into());
+        assert_eq!(place(&nodes, &elsewhere).unwrap(), "a");
+        let of = |e: &mut Pod, part: Value| {
+            let mut spec = beside("podAntiAffinity", "db-1");
+            let term = &mut spec["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][0];
+            let both = term.as_object_mut().unwrap();
+            both.extend(part.as_object().unwrap().clone());
+            e.spec = labelled("web", spec).spec.clone();
+        };
+        let mut b_alone = vec![nodes[1].clone()];
+        assert!(place(&b_alone, &elsewhere).is_ok());
+        of(&mut elsewhere, json!({"namespaces": ["default"]}));
+        assert!(place(&b_alone, &elsewhere).is_err());
+        of(&mut elsewhere, json!({"namespaceSelector": {}}));
+        assert!(place(&b_alone, &elsewhere).is_err());
+        // A pod that has ended is nobody's neighbour.
+        let mut ended = (*labelled("db-1", json!({}))).clone();
+        ended.status = Some(serde_json::from_value(json!({"phase": "Succeeded"})).unwrap());
+        b_alone[0].pods.clear();
+        b_alone[0].take(Arc::new(ended));
+        assert!(place(&b_alone, &elsewhere).is_ok());
+    }
+
+    #[test]
+    fn pods_spread_over_domains_as_they_ask() {
+        let spread = json!({"topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone",
+            "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {"matchLabels": {"app": "web"}}}]});
+        let mut nodes = vec![node("a", "2", "4Gi", json!({})), node("b", "1", "1Gi", json!({}))];
+        let web = labelled("web", spread);
+        assert_eq!(choose(&web, &nodes, &none, &nowhere).unwrap(), "a");
+        nodes[0].take(web.clone());
+        assert_eq!(choose(&web, &nodes, &none, &nowhere).unwrap(), "b", "the smaller one has fewer");
+        let mut there = (*web).clone();
+        there.spec.as_mut().unwrap().node_selector = Some([("zone".to_owned(), "a".to_owned())].into());
+        assert_eq!(choose(&there, &nodes, &none, &nowhere).unwrap(), "a", "a node that it cannot have is no domain");
+        there.spec.as_mut().unwrap().topology_spread_constraints.as_mut().unwrap()[0].node_affinity_policy =
+            Some("Ignore".into());
+        let text = choose(&there, &nodes, &none, &nowhere).unwrap_err();
+        assert!(text.contains("1 node(s) didn't match pod topology spread constraints"), "{text}");
+    }
+
     #[test]
     fn the_emptiest_feasible_node_is_taken_and_counted() {
         let mut nodes = vec![node("a", "2", "4Gi", json!({})), node("b", "2", "4Gi", json!({}))];
-        assert_eq!(choose(&pod(json!({})), &nodes, &none).unwrap(), "a");
-        nodes[0].take(&pod(json!({})));
-        assert_eq!(choose(&pod(json!({})), &nodes, &none).unwrap(), "b");
-        assert_eq!(choose(&pod(json!({"nodeSelector": {"zone": "a"}})), &nodes, &none).unwrap(), "a");
+        assert_eq!(choose(&pod(json!({})), &nodes, &none, &nowhere).unwrap(), "a");
+        nodes[0].take(Arc::new(pod(json!({}))));
+        assert_eq!(choose(&pod(json!({})), &nodes, &none, &nowhere).unwrap(), "b");
+        assert_eq!(choose(&pod(json!({"nodeSelector": {"zone": "a"}})), &nodes, &none, &nowhere).unwrap(), "a");
         let affinity = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
             {"matchExpressions": [{"key": "size", "operator": "Gt", "values": ["3"]}, {"key": "zone", "operator": "NotIn", "values": ["b"]}]}]}}});
-        assert_eq!(choose(&pod(json!({"affinity": affinity})), &nodes, &none).unwrap(), "a");
+        assert_eq!(choose(&pod(json!({"affinity": affinity})), &nodes, &none, &nowhere).unwrap(), "a");
         for _ in 0..3 {
-            nodes[0].take(&pod(json!({})));
+            nodes[0].take(Arc::new(pod(json!({}))));
         }
-        let full = choose(&pod(json!({"nodeSelector": {"zone": "a"}})), &nodes, &none).unwrap_err();
+        let full = choose(&pod(json!({"nodeSelector": {"zone": "a"}})), &nodes, &none, &nowhere).unwrap_err();
         assert_eq!(
             full,
             "0/2 nodes are available: 1 Insufficient cpu, 1 Insufficient memory, 1 node(s) didn't match Pod's node \
@@ -296,17 +386,17 @@ mod tests {
     fn taints_cordons_and_claims_keep_a_pod_waiting() {
         let taints = json!({"taints": [{"key": "k", "value": "v", "effect": "NoSchedule"}]});
         let nodes = vec![node("a", "2", "4Gi", taints), node("b", "2", "4Gi", json!({"unschedulable": true}))];
-        let text = choose(&pod(json!({})), &nodes, &none).unwrap_err();
+        let text = choose(&pod(json!({})), &nodes, &none, &nowhere).unwrap_err();
         assert!(text.contains("1 node(s) had untolerated taint {k: v}, 1 node(s) were unschedulable"), "{text}");
         let tolerant = json!({"tolerations": [{"key": "k", "operator": "Exists"}]});
-        assert_eq!(choose(&pod(tolerant), &nodes, &none).unwrap(), "a");
+        assert_eq!(choose(&pod(tolerant), &nodes, &none, &nowhere).unwrap(), "a");
         let claim = json!({"volumes": [{"name": "d", "persistentVolumeClaim": {"claimName": "data"}}]});
-        let text = choose(&pod(claim.clone()), &nodes, &none).unwrap_err();
+        let text = choose(&pod(claim.clone()), &nodes, &none, &nowhere).unwrap_err();
         assert!(text.contains("persistentvolumeclaim \"data\" not found"), "{text}");
         let pending = |_: &str, _: &str| Some(Arc::new(PersistentVolumeClaim::default()));
-        let text = choose(&pod(claim), &nodes, &pending).unwrap_err();
+        let text = choose(&pod(claim), &nodes, &pending, &nowhere).unwrap_err();
         assert!(text.contains("pod has unbound immediate PersistentVolumeClaims"), "{text}");
-        assert_eq!(choose(&pod(json!({})), &[], &none).unwrap_err(), "no nodes available to schedule pods");
+        assert_eq!(choose(&pod(json!({})), &[], &none, &nowhere).unwrap_err(), "no nodes available to schedule pods");
     }
 
     #[test]

@@ -6,8 +6,10 @@
 //! changes. Nobody is preempted.
 
 pub mod fit;
+mod neighbours;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Pod;
@@ -17,8 +19,8 @@ use serde_json::json;
 
 use super::notes::{By, Notes};
 use super::{Caches, Controller};
-use crate::semantics::amounts::Amounts;
 use fit::{NodeView, Volumes};
+use neighbours::Namespaces;
 
 /// The scheduler's name in `spec.schedulerName`.
 pub const NAME: &str = "default-scheduler";
@@ -30,8 +32,8 @@ pub struct Scheduler {
     client: Client,
     caches: Caches,
     notes: Notes,
-    /// Pods bound by us that the cache may not show yet: node, requests, since.
-    assumed: BTreeMap<String, (String, Amounts, Instant)>,
+    /// Pods bound by us that the cache may not show yet: node, pod, since.
+    assumed: BTreeMap<String, (String, Arc<Pod>, Instant)>,
 }
 
 fn waits(pod: &Pod) -> bool {
@@ -59,14 +61,14 @@ impl Scheduler {
             if let Some(node) = pod.spec.as_ref().and_then(|s| s.node_name.as_ref()).filter(|n| !n.is_empty()) {
                 shown.insert(uid);
                 if let Some(view) = views.get_mut(node) {
-                    view.take(&pod);
+                    view.take(pod.clone());
                 }
             }
         }
         self.assumed.retain(|uid, (_, _, since)| !shown.contains(uid) && since.elapsed() < ASSUMED);
-        for (node, amounts, _) in self.assumed.values() {
+        for (node, pod, _) in self.assumed.values() {
             if let Some(view) = views.get_mut(node) {
-                view.take_amounts(amounts);
+                view.take(pod.clone());
             }
         }
         views.into_values().collect()
@@ -139,6 +141,8 @@ impl Controller for Scheduler {
         let mut views = self.views();
         let claims = self.caches.claims.clone();
         let volumes: Volumes<'_> = &|namespace, claim| claims.get(namespace, claim);
+        let namespaces = self.caches.namespaces.clone();
+        let namespaces: Namespaces<'_> = &|name| namespaces.get("", name);
         let mut failed = None;
         for pod in pods {
             let result =
@@ -146,15 +150,14 @@ impl Controller for Scheduler {
                     self.refuse(&pod, "SchedulingGated", "Scheduling is blocked due to non-empty scheduling gates")
                         .await
                 } else {
-                    match fit::choose(&pod, &views, volumes) {
+                    match fit::choose(&pod, &views, volumes, namespaces) {
                         Ok(node) => {
                             let bound = self.bind(&pod, &node).await;
                             if bound.is_ok() {
-                                let amounts = fit::requested(&pod);
                                 if let Some(view) = views.iter_mut().find(|v| v.name() == node) {
-                                    view.take_amounts(&amounts);
+                                    view.take(pod.clone());
                                 }
-                                self.assumed.insert(pod.uid().unwrap_or_default(), (node, amounts, Instant::now()));
+                                self.assumed.insert(pod.uid().unwrap_or_default(), (node, pod.clone(), Instant::now()));
                             }
                             bound
                         }

@@ -31,6 +31,8 @@ use crate::limits;
 use crate::machine::{Firmware, Machine};
 use qmp::{Qmp, QmpEvent};
 
+/// In the place of a status: there was no answer.
+const SILENT: &str = "no answer";
 /// How often the status is asked for, should an event ever have been lost.
 const STATUS_POLL: Duration = Duration::from_secs(10);
 /// Where distributions put OVMF: (code, variables) without and with secure boot.
@@ -238,8 +240,13 @@ async fn translate(qmp: Qmp, mut heard: mpsc::Receiver<QmpEvent>, events: mpsc::
                 continue;
             }
         }
-        let Ok(status) = qmp.execute("query-status", Value::Null).await else { continue };
+        let status = match qmp.execute("query-status", Value::Null).await {
+            Ok(status) => status,
+            Err(Error::Deaf(_)) => json!({"status": SILENT}),
+            Err(_) => continue,
+        };
         let state = match status.get("status").and_then(Value::as_str).unwrap_or_default() {
+            SILENT => Event::Silent,
             "running" => Event::Running,
             "io-error" => Event::Paused(Paused::IoError),
             "shutdown" => Event::PoweredOff,
