@@ -382,7 +382,6 @@ fn a_stop_that_the_guest_ignores_ends_in_a_kill() {
     w.settle(30_000);
     told(&w, "user alice", "changed the run strategy from Always to Halted");
     told(&w, "the controller", "deleted the instance, to stop it");
-    told(&w, "agent of n1", "pressed the guest's power button");
     told(&w, "agent of n1", "killed the guest, which did not shut down in time");
     assert!(w.said.iter().any(|s| s.contains("KilledAfterGrace")), "{:#?}", w.said);
     // And now it is off, because somebody wanted that.
