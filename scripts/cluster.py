@@ -216,6 +216,11 @@ class Console:
             raise Problem(f"'{command}' does not end in the guest; the console shows:\n{self.seen}")
         return found.group(1).replace("\r", "").rstrip()
 
+    def logout(self):
+        """Leaves a login prompt to whoever comes next, and a terminal that shows what is typed."""
+        self.send("stty echo; exit\r")
+        self.expect("login: $", 20)
+
     def close(self):
         self.process.kill()
         self.process.wait()

@@ -198,3 +198,54 @@ async fn a_body_that_is_too_large_is_refused_and_the_client_reads_why() {
     let kube::Error::Api(status) = refused else { panic!("{refused}") };
     assert_eq!((status.code, status.message.as_str()), (413, "Request entity too large: limit is 3145728"));
 }
+
+#[tokio::test]
+async fn nothing_is_stored_that_would_be_too_deep_to_be_listed() {
+    let server = server().await;
+    let definition = json!({
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": {"name": "wells.e.io"},
+        "spec": {"group": "e.io", "scope": "Namespaced", "names": {"plural": "wells", "kind": "Well"}, "versions": [{
+            "name": "v1", "served": true, "storage": true,
+            "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}]},
+    });
+    let definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+    assert_eq!(ask(&server, &admin(), "POST", definitions, Some(definition)).await.0, 201);
+    let nested = |levels: usize| (0..levels).fold(json!(1), |below, _| json!({"x": below}));
+    let wells = "/apis/e.io/v1/namespaces/default/wells";
+    let well = |name: &str, levels: usize| json!({"apiVersion": "e.io/v1", "kind": "Well", "metadata": {"name": name}, "spec": nested(levels)});
+    assert_eq!(ask(&server, &admin(), "POST", wells, Some(well("w", 99))).await.0, 201);
+    for path in [wells.to_owned(), format!("{wells}?dryRun=All")] {
+        let (code, status) = ask(&server, &admin(), "POST", &path, Some(well("deep", 100))).await;
+        assert_eq!((code, &status["details"]["causes"][0]["field"]), (422, &json!("spec")), "{status}");
+        assert!(status["message"].as_str().unwrap().contains("at most 100 levels"), "{status}");
+    }
+    let one = format!("{wells}/w");
+    let add = json!([{"op": "add", "path": format!("/spec{}", "/x".repeat(98)), "value": nested(2)}]).to_string();
+    let merge = json!({"spec": nested(110)}).to_string();
+    for (kind, body) in [("json-patch", add), ("merge-patch", merge)] {
+        let kind = format!("application/{kind}+json");
+        let (code, status) = ask_with(&server, &admin(), "PATCH", &one, &kind, body).await;
+        assert_eq!((code, &status["details"]["causes"][0]["field"]), (422, &json!("spec")), "{status}");
+    }
+    // What is written beside the checks of an update.
+    let finalizers = json!({"metadata": {"name": "default"}, "spec": {"finalizers": [nested(110)]}});
+    let path = "/api/v1/namespaces/default/finalize";
+    assert_eq!(ask(&server, &admin(), "PUT", path, Some(finalizers)).await.0, 422);
+    // Owners of fields that are as deep as an object may be.
+    let owned = format!("{one}?fieldManager=me");
+    let body = json!({"metadata": {"labels": {"a": "b"}}}).to_string();
+    let kind = "application/merge-patch+json";
+    assert_eq!(ask_with(&server, &admin(), "PATCH", &owned, kind, body).await.0, 200);
+    let (code, all) = ask(&server, &admin(), "GET", wells, None).await;
+    assert_eq!((code, all["items"].as_array().map(Vec::len)), (200, Some(1)), "and the list can be read");
+    assert_eq!(ask(&server, &admin(), "DELETE", &one, None).await.0, 200);
+}
+
+#[tokio::test]
+async fn who_acts_as_a_group_without_a_user_is_refused() {
+    let server = server().await;
+    for header in ["impersonate-group", "impersonate-uid", "impersonate-extra-scopes"] {
+        let request = ::http::Request::get(MAPS).header(header, "readers").body(axum::body::Body::empty()).unwrap();
+        assert_eq!(server.handle(request, Some(admin())).await.status(), 500, "{header}");
+    }
+}

@@ -5,7 +5,7 @@ use std::io::IsTerminal;
 use tracing_subscriber::{EnvFilter, Layer, layer::SubscriberExt, util::SubscriberInitExt};
 
 /// Libraries that talk too much, or that would trace the exporter itself.
-const QUIET: &str = "h2=warn,hyper=warn,hyper_util=warn,tower=warn,tonic=warn,kube_client=warn,rustls=warn,opentelemetry=warn,opentelemetry_sdk=warn,opentelemetry-otlp=warn";
+const QUIET: &str = "h2=warn,hyper=warn,hyper_util=warn,tower=warn,tonic=warn,kube_client=warn,kube_client::client=error,rustls=warn,opentelemetry=warn,opentelemetry_sdk=warn,opentelemetry-otlp=warn";
 
 /// Installs the subscriber of this process.
 pub(crate) fn init(options: &Options) -> Result<(), Error> {

@@ -86,7 +86,9 @@ pub fn apply(kind: Kind, resource: &Resource, old: &Value, patch: &[u8]) -> Resu
                 ));
             }
             let mut new = old.clone();
+            let mut growth = Growth { levels: super::value::levels(old), copied: 0 };
             for operation in operations.0 {
+                growth.allows(&new, &operation)?;
                 // A replacement of what is not there adds it.
                 let operation = match operation {
                     json_patch::PatchOperation::Replace(r) if r.path.resolve(&new).is_err() => {
@@ -116,6 +118,62 @@ pub fn apply(kind: Kind, resource: &Resource, old: &Value, patch: &[u8]) -> Resu
             merge_map(super::value::object(&mut new), changes, root).map_err(|why| Status::new(500, "", why))?;
             Ok(new)
         }
+    }
+}
+
+/// Bytes that the copies of one JSON patch may make, as kube-apiserver's.
+const COPIED_MAX: usize = 3 << 20;
+/// Levels that an object may have while it is patched: what walks through it needs a stack for them.
+const BETWEEN_MAX: usize = 300;
+
+/// What a JSON patch has made of an object so far. Each copy may double it, in size and in depth.
+struct Growth {
+    /// At least as many as the object has.
+    levels: usize,
+    copied: usize,
+}
+
+impl Growth {
+    /// Fails before an operation makes too much.
+    fn allows(&mut self, object: &Value, operation: &json_patch::PatchOperation) -> Result<(), Status> {
+        use json_patch::PatchOperation::{Add, Copy, Move, Remove, Replace, Test};
+        let depth = |p: &json_patch::jsonptr::Pointer| p.tokens().count();
+        let made = match operation {
+            Add(o) => depth(&o.path) + super::value::levels(&o.value),
+            Replace(o) => depth(&o.path) + super::value::levels(&o.value),
+            Move(o) => depth(&o.path) + self.levels.saturating_sub(depth(&o.from)),
+            Copy(o) => {
+                let mut size = Counted(0);
+                if let Ok(value) = o.from.resolve(object) {
+                    serde_json::to_writer(&mut size, value).map_err(Status::internal)?;
+                }
+                self.copied += size.0;
+                depth(&o.path) + self.levels.saturating_sub(depth(&o.from))
+            }
+            Remove(_) | Test(_) => 0,
+        };
+        if self.copied > COPIED_MAX {
+            let why = format!(
+                "Unable to complete the copy, the accumulated size increase of copy is {}, exceeding the limit {COPIED_MAX}",
+                self.copied
+            );
+            return Err(Status::new(413, "RequestEntityTooLarge", why));
+        }
+        self.levels = self.levels.max(made);
+        if self.levels > BETWEEN_MAX { Err(unfit()) } else { Ok(()) }
+    }
+}
+
+/// Counts what is written.
+struct Counted(usize);
+
+impl std::io::Write for Counted {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0 += bytes.len();
+        Ok(bytes.len())
+    }
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
     }
 }
 
@@ -386,6 +444,49 @@ mod tests {
                 "status": {"conditions": [{"type": "Ready", "status": "True"}, {"type": "New", "status": "True"}]},
             })
         );
+    }
+
+    fn patched(operations: &Value) -> Result<Value, Status> {
+        let old = json!({"data": {"a": "x".repeat(1000)}, "list": [1, 2]});
+        apply(Kind::Json, &Resource::default(), &old, operations.to_string().as_bytes())
+    }
+
+    #[test]
+    fn copies_do_not_grow_without_end() {
+        // Each doubles what is there.
+        let doubling = |n: usize| {
+            let copies = (0..n).map(|i| json!({"op": "copy", "from": "/data", "path": format!("/data/c{i}")}));
+            Value::Array(copies.collect())
+        };
+        assert!(patched(&doubling(10)).is_ok());
+        let refused = patched(&doubling(40)).unwrap_err();
+        assert_eq!(refused.code, 413);
+        assert!(refused.message.contains("exceeding the limit 3145728"), "{}", refused.message);
+    }
+
+    #[test]
+    fn copies_and_moves_do_not_nest_without_end() {
+        let mut operations = vec![json!({"op": "add", "path": "/x", "value": {"x": {}}})];
+        let mut depth = 1;
+        for _ in 0..16 {
+            operations.push(json!({"op": "copy", "from": "/x", "path": format!("/x{}", "/x".repeat(depth + 1))}));
+            depth = 2 * depth + 1;
+        }
+        assert!(patched(&json!(operations[..5])).is_ok());
+        // Made whole, this would be 131,071 levels deep, and nobody's stack.
+        assert_eq!(patched(&json!(operations)).unwrap_err().code, 422);
+        let mut moves = vec![json!({"op": "add", "path": "/x", "value": {}})];
+        for _ in 0..5_000 {
+            moves.push(json!({"op": "move", "from": "/x", "path": "/y"}));
+            moves.push(json!({"op": "add", "path": "/x", "value": {}}));
+            moves.push(json!({"op": "move", "from": "/y", "path": "/x/y"}));
+        }
+        moves.truncate(OPERATIONS_MAX);
+        assert_eq!(patched(&json!(moves)).unwrap_err().code, 422);
+        // To and fro nothing grows.
+        let there = json!({"op": "move", "from": "/list", "path": "/tsil"});
+        let back = json!({"op": "move", "from": "/tsil", "path": "/list"});
+        assert!(patched(&Value::Array(std::iter::repeat_n([there, back], 1_000).flatten().collect())).is_ok());
     }
 
     #[test]

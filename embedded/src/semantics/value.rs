@@ -2,6 +2,35 @@
 
 use serde_json::{Map, Value};
 
+/// Levels that an object may have. Readers of JSON give up at 128, and lists, watches and the record of owners are put around an
+/// object: one that is deeper could be stored and never be read again, by anybody who lists its kind.
+pub const LEVELS_MAX: usize = 100;
+
+/// How many levels a value has; a plain one has none.
+#[must_use]
+pub fn levels(v: &Value) -> usize {
+    match v {
+        Value::Array(list) => 1 + list.iter().map(levels).max().unwrap_or_default(),
+        Value::Object(map) => 1 + map.values().map(levels).max().unwrap_or_default(),
+        _ => 0,
+    }
+}
+
+/// The top-level field below which an object has too many levels.
+#[must_use]
+pub fn too_deep(object: &Value) -> Option<&str> {
+    let fields = object.as_object()?;
+    // The record of owners repeats the fields of the object, some levels further down.
+    let below = |k: &str, v: &Value| if k == "managedFields" { levels(v).saturating_sub(10) } else { levels(v) };
+    let of = |k: &str, v: &Value| match (k, v) {
+        ("metadata", Value::Object(m)) => 1 + m.iter().map(|(k, v)| below(k, v)).max().unwrap_or_default(),
+        _ => levels(v),
+    };
+    let mut deep = fields.iter().filter(|(k, v)| 1 + of(k, v) > LEVELS_MAX).map(|(k, _)| k.as_str());
+    // The record of owners is deep because something else is.
+    deep.clone().find(|k| *k != "metadata").or_else(|| deep.next())
+}
+
 /// The string at a JSON pointer, "" when there is none.
 #[must_use]
 pub fn text<'a>(v: &'a Value, pointer: &str) -> &'a str {

@@ -254,6 +254,7 @@ fn place(resource: &Resource, namespace: &str, object: &mut Value) -> Result<(),
 /// 422 with all causes.
 pub fn check(resource: &Resource, old: Option<&Value>, object: &Value) -> Result<(), Status> {
     let mut errors = Vec::new();
+    within_levels(resource, object)?;
     check_metadata(resource, old, object, &mut errors);
     if let Some(schema) = &resource.schema {
         // Metadata is checked above, in its own words.
@@ -270,6 +271,17 @@ pub fn check(resource: &Resource, old: Option<&Value>, object: &Value) -> Result
     } else {
         Err(Status::invalid(&resource.group, &resource.kind, name(object), &errors))
     }
+}
+
+/// Fails for an object that would be too deep to be read again.
+///
+/// # Errors
+/// 422 that names the field.
+pub fn within_levels(resource: &Resource, object: &Value) -> Result<(), Status> {
+    let Some(field) = value::too_deep(object) else { return Ok(()) };
+    let why = format!("too deep: an object has at most {} levels", value::LEVELS_MAX);
+    let error = FieldError::forbidden(field, &why);
+    Err(Status::invalid(&resource.group, &resource.kind, name(object), &[error]))
 }
 
 fn check_metadata(resource: &Resource, old: Option<&Value>, object: &Value, errors: &mut Vec<FieldError>) {

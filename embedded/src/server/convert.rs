@@ -6,11 +6,13 @@ use serde_json::Value;
 use super::hub::decode;
 use crate::kinds::event;
 use crate::semantics::value::{meta, object};
-use crate::semantics::{Resource, Status};
+use crate::semantics::{Resource, Status, write};
 use crate::storage::Revision;
 
 /// The stored bytes of an object.
 pub(super) fn encode(resource: &Resource, mut value: Value) -> Result<Bytes, Status> {
+    // Also of what is changed beside the checks of an update: bindings, finalizers.
+    write::within_levels(resource, &value)?;
     if resource.kind == "Event" && resource.group == "events.k8s.io" {
         event::convert(&mut value, true);
     } else if resource.api_version() != resource.stored_version {

@@ -101,7 +101,15 @@ impl Inner {
     /// Who a request acts as: `Impersonate-User` and `-Group`, if the sender may.
     pub(super) async fn impersonate(&self, user: User, headers: &http::HeaderMap) -> Result<User, Status> {
         let word = |v: &http::HeaderValue| v.to_str().unwrap_or_default().to_owned();
-        let Some(name) = headers.get("impersonate-user").map(word) else { return Ok(user) };
+        let Some(name) = headers.get("impersonate-user").map(word) else {
+            let half = |k: &http::HeaderName| k.as_str().starts_with("impersonate-");
+            if headers.keys().any(half) {
+                // Who wanted less than all rights would have them all.
+                let why = "requested impersonation of a group, a uid or extra without impersonating a user";
+                return Err(Status::internal(why));
+            }
+            return Ok(user);
+        };
         let groups: Vec<String> = headers.get_all("impersonate-group").iter().map(word).collect();
         let uid = headers.get("impersonate-uid").map(word);
         let extra: Vec<(String, Vec<String>)> = headers

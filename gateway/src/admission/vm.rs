@@ -95,7 +95,8 @@ fn check(input: &AdmissionInput, found: &patterns::Found, context: &Context<'_>,
 /// The instance, and labels on its pod, carry the name of the machine.
 pub(super) fn name(name: &str, p: &mut Problems) {
     if !name.is_empty() && !rules::is_subdomain(name) {
-        p.invalid("metadata.name", format!("metadata.name is not a valid name: {name:?}"));
+        let may = "at most 253 lower case letters, digits, '-' and '.', the first and the last a letter or a digit";
+        p.invalid("metadata.name", format!("metadata.name is not a valid name: {name:?}; a name is {may}"));
     }
 }
 

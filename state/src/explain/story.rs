@@ -337,7 +337,13 @@ impl Story {
                 "" | "PausedByUser" => self.tell(at, Actor::User(None), "paused the guest"),
                 other => self.tell(at, agent(), format!("paused the guest ({other})")),
             },
-            (_, DomainState::ShuttingDown) => self.tell(at, agent(), "pressed the guest's power button"),
+            (_, DomainState::ShuttingDown)
+                if vmi.deleting.is_some() || new.pod.as_ref().is_some_and(|p| p.deleting) =>
+            {
+                self.tell(at, agent(), "pressed the guest's power button");
+            }
+            // It goes down by itself, which is told with how it ended.
+            (_, DomainState::ShuttingDown) => {}
             // Told with how it ended, or with the wait that it is.
             (_, DomainState::Absent | DomainState::Deaf | DomainState::Stopped | DomainState::Running) => {}
         }

@@ -348,12 +348,15 @@ fn the_guest_or_its_hypervisor_ends_badly() {
     );
     w.settle(10_000);
     cause(&w, "GuestNotRunning", &["OutcomeUnknown", "exit code 137"], "start", false);
-    // One that powered itself off is no problem.
+    // One that powered itself off is no problem, and nobody pressed a button while its hypervisor went down.
     let mut w = running("Once");
     let pod = pod_of(&w);
+    w.say(&pod, |l| l.state = Some(DomainState::ShuttingDown));
+    w.settle(1_000);
     w.end(&pod, Cause::GuestShutdown);
     w.settle(10_000);
     told(&w, "the guest", "powered itself off");
+    assert!(!lines(&explain(&w)).iter().any(|l| l.contains("power button")), "{:#?}", lines(&explain(&w)));
     assert_eq!(explain(&w).waits[0].kind, WaitKind::Person);
 }
 

@@ -107,13 +107,18 @@ fn boot_order(spec: &Value, base: &str, problems: &mut Problems) {
 
 /// A DNS label of at most 63 characters.
 pub(super) fn is_label(s: &str) -> bool {
-    let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
-    (1..=63).contains(&s.len()) && s.bytes().all(inner) && !s.starts_with('-') && !s.ends_with('-')
+    s.len() <= 63 && is_part(s)
 }
 
-/// DNS labels with dots between them, at most 253 characters.
+/// What a DNS label is made of.
+fn is_part(s: &str) -> bool {
+    let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+    !s.is_empty() && s.bytes().all(inner) && !s.starts_with('-') && !s.ends_with('-')
+}
+
+/// What DNS labels are made of with dots between, at most 253 characters. As in Kubernetes, a part alone has no bound.
 pub(super) fn is_subdomain(s: &str) -> bool {
-    s.len() <= 253 && !s.is_empty() && s.split('.').all(is_label)
+    s.len() <= 253 && s.split('.').all(is_part)
 }
 
 /// Names that occur twice, as (index, name) of the later one.
@@ -126,4 +131,21 @@ fn duplicates(list: &[Value]) -> Vec<(usize, &str, usize)> {
 /// The keys of an object that are set (not null) out of a list of keys.
 fn set<'k>(value: &Value, keys: &[&'k str]) -> Vec<&'k str> {
     keys.iter().copied().filter(|k| value.get(k).is_some_and(|v| !v.is_null())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_what_they_are_in_kubernetes() {
+        let long = "a".repeat(253);
+        for name in ["a", "a-1.b", &long] {
+            assert!(is_subdomain(name), "{name}");
+        }
+        for name in ["", ".", "a.", "-a", "a..b", "A", "a_b", "\u{fc}", &format!("{long}a")] {
+            assert!(!is_subdomain(name), "{name}");
+        }
+        assert!(is_label(&long[..63]) && !is_label(&long[..64]) && !is_label("a.b"));
+    }
 }
