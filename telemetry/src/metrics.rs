@@ -370,7 +370,12 @@ impl Registry {
     /// A counter of the catalogue.
     pub fn counter(&self, def: &'static Def) -> Counter {
         debug_assert_eq!(def.kind, Kind::Counter, "{}", def.name);
-        Counter(self.numbers(def))
+        let counter = Counter(self.numbers(def));
+        if def.labels.is_empty() {
+            // There from the beginning, so that the first event is a growth.
+            counter.add_many(&[], 0);
+        }
+        counter
     }
 
     /// A gauge of the catalogue that is held or set. What is known without being counted is told by a source instead.

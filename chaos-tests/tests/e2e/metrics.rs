@@ -10,7 +10,11 @@ use chaos_tests::e2e::{
     vm::{START, Vm},
     wait,
 };
+use chaos_tests::rules::root;
+use serde_json::Value;
 use std::{
+    collections::BTreeSet,
+    fs,
     net::{TcpListener, TcpStream},
     process::{Child, Command, Stdio},
     sync::PoisonError,
@@ -20,12 +24,17 @@ use telemetry::metrics::{Kind, catalogue};
 
 /// For what a scrape a second brings, on a busy machine.
 const SEEN: Duration = Duration::from_secs(60);
+/// Where the guest listens.
+const HTTP: u16 = 80;
 /// What a guest must have done, and this one cannot do.
 const NEVER: [(&str, &str); 3] = [
     ("kubevirt_vmi_guest_load_1m", "its agent is older than version 10"),
     ("kubevirt_vmi_guest_load_5m", "its agent is older than version 10"),
     ("kubevirt_vmi_guest_load_15m", "its agent is older than version 10"),
 ];
+
+/// Labels that may be empty of all instances.
+const EMPTY: [&str; 2] = ["vnic_name", "guest_os_version_id"];
 
 /// Two ports, one after the other, that were free a moment ago.
 fn two_ports() -> Result<u16> {
@@ -107,7 +116,7 @@ impl Drop for Helper {
 /// Holds connections to a machine's screen and to one of its ports.
 fn connected(cluster: &Cluster, name: &str) -> Result<Vec<(Helper, TcpStream)>> {
     let (screen, port) = (free_port()?.to_string(), free_port()?.to_string());
-    let ports = format!("{port}:22");
+    let ports = format!("{port}:{HTTP}");
     let all =
         [(&screen, vec!["vnc", name, "--proxy-only", "--port", &screen]), (&port, vec!["port-forward", name, &ports])];
     let mut held = vec![];
@@ -195,6 +204,69 @@ fn guest_says_the_same(prometheus: &Prometheus, console: &mut Console) -> Result
     Ok(())
 }
 
+/// Every query of every panel has an answer.
+fn dashboards_show_data(prometheus: &Prometheus) -> Result<()> {
+    let mut queries = vec![];
+    for file in fs::read_dir(root().join("monitoring/dashboards"))? {
+        let file = file?.path();
+        let dashboard: Value = serde_json::from_slice(&fs::read(&file)?).with_context(|| file.display().to_string())?;
+        for panel in dashboard["panels"].as_array().context("panels")? {
+            for target in panel["targets"].as_array().context("targets")? {
+                let mut query = target["expr"].as_str().context("a query")?.to_owned();
+                for (variable, value) in [
+                    ("$__rate_interval", "1m"),
+                    ("$__range", "5m"),
+                    ("$namespace", "default"),
+                    ("$name", "measured"),
+                    ("$node", "node-1"),
+                ] {
+                    query = query.replace(variable, value);
+                }
+                ensure!(!query.contains('$'), "{}: {query}", file.display());
+                queries.push(format!("{}: {query}", panel["title"].as_str().unwrap_or_default()));
+            }
+        }
+    }
+    ensure!(queries.len() > 60, "{} queries", queries.len());
+    wait::until("data in every panel", SEEN, || {
+        let mut empty = vec![];
+        for named in &queries {
+            let query = named.split_once(": ").map_or("", |(_, query)| query);
+            if prometheus.query(query)?.iter().all(|s| s.value.is_nan()) {
+                empty.push(named.clone());
+            }
+        }
+        Ok(if empty.is_empty() { Ok(()) } else { Err(empty.join("\n")) })
+    })
+}
+
+#[test]
+fn alerts_fire_and_do_not_fire_and_each_has_a_page() -> Result<()> {
+    if let Err(why) = prometheus::program() {
+        println!("SKIPPED: {why}");
+        return Ok(());
+    }
+    let folder = root().join("monitoring");
+    let out = Command::new("promtool").args(["test", "rules", "rules.test.yaml"]).current_dir(&folder).output()?;
+    ensure!(out.status.success(), "{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+    let (rules, tests) =
+        (fs::read_to_string(folder.join("rules.yaml"))?, fs::read_to_string(folder.join("rules.test.yaml"))?);
+    let pages = fs::read_to_string(root().join("docs/runbooks.md"))?;
+    let alerts: BTreeSet<&str> = rules.lines().filter_map(|l| l.trim().strip_prefix("- alert: ")).collect();
+    ensure!(alerts.len() > 15, "{alerts:?}");
+    for alert in &alerts {
+        for what in [format!("# {alert} fires"), format!("# {alert} does not fire")] {
+            ensure!(tests.contains(&what), "there is no test '{what}'");
+        }
+        let rule = rules.split(&format!("- alert: {alert}\n")).nth(1).context("the rule")?;
+        let place = rule.split("runbook_url: docs/runbooks.md#").nth(1).and_then(|r| r.lines().next());
+        let place = place.with_context(|| format!("{alert} names no page"))?;
+        let there = pages.lines().any(|l| l.strip_prefix("## ").is_some_and(|t| t.to_lowercase() == place));
+        ensure!(there, "docs/runbooks.md has no {place}");
+    }
+    Ok(())
+}
+
 #[test]
 fn a_real_prometheus_sees_the_whole_catalogue_and_what_the_guest_sees() -> Result<()> {
     e2e!();
@@ -230,25 +302,24 @@ fn a_real_prometheus_sees_the_whole_catalogue_and_what_the_guest_sees() -> Resul
     machine.wait_condition("AgentConnected", "True", START)?;
     let mut console = machine.shell()?;
     let held = connected(&cluster, "measured")?;
-    for def in catalogue::ALL {
-        if NEVER.iter().any(|(name, _)| *name == def.name) {
-            continue;
-        }
-        let query = match def.kind {
-            Kind::Histogram => format!("{}_count", def.name),
-            Kind::Counter | Kind::Gauge | Kind::Untyped => def.name.to_owned(),
-        };
-        let found = prometheus.wait(&query, SEEN, |all| !all.is_empty())?;
-        for label in def.labels {
+    wait::until("all metrics", SEEN, || {
+        let mut missing = vec![];
+        for def in catalogue::ALL.iter().filter(|def| NEVER.iter().all(|(name, _)| *name != def.name)) {
+            let query = match def.kind {
+                Kind::Histogram => format!("{}_count", def.name),
+                Kind::Counter | Kind::Gauge | Kind::Untyped => def.name.to_owned(),
+            };
+            let found = prometheus.query(&query)?;
             // Prometheus keeps no empty labels.
-            let there = found.iter().any(|s| s.labels.contains_key(*label));
-            ensure!(
-                there || def.name == "kubevirt_vmi_status_addresses" || def.name == "kubevirt_vmi_info",
-                "{} has no {label}: {found:?}",
-                def.name
-            );
+            let lacks =
+                def.labels.iter().filter(|l| !EMPTY.contains(l) && !found.iter().any(|s| s.labels.contains_key(**l)));
+            let lacks: Vec<_> = lacks.collect();
+            if found.is_empty() || !lacks.is_empty() {
+                missing.push(format!("{} {lacks:?}", def.name));
+            }
         }
-    }
+        Ok(if missing.is_empty() { Ok(()) } else { Err(missing.join("\n")) })
+    })?;
     let label = "kubernetes_vmi_label_app_kubernetes_io_name";
     let labelled = prometheus.query(&format!("kubevirt_vmi_cpu_usage_seconds_total{{{label}=\"measured\"}}"))?;
     ensure!(labelled.len() == 1, "{labelled:?}");
@@ -261,6 +332,9 @@ fn a_real_prometheus_sees_the_whole_catalogue_and_what_the_guest_sees() -> Resul
     ensure!(!exemplars.is_empty(), "no step names its trace");
 
     guest_says_the_same(&prometheus, &mut console)?;
+    let broken = prometheus.broken_rules()?;
+    ensure!(broken.is_empty(), "{}", broken.join("\n"));
+    dashboards_show_data(&prometheus)?;
     drop(held);
     prometheus.wait("kubevirt_vnc_active_connections{vmi=\"measured\"}", SEEN, <[Series]>::is_empty)?;
     drop(console);

@@ -175,8 +175,12 @@ fn each_operation_is_one_trace_across_processes_and_over_their_ends() -> Result<
         Ok(if there { Ok(()) } else { Err(story(&trace)) })
     })?;
     cluster.kill_up()?;
-    process::signal(agent, Signal::SIGCONT)?;
     cluster.up()?;
+    wait::until("the successor", START, || {
+        let (code, out, error) = cluster.virtfold(&["explain", "vm/traced"])?;
+        Ok(if code == 0 { Ok(()) } else { Err(format!("{out}{error}")) })
+    })?;
+    process::signal(agent, Signal::SIGCONT)?;
     started(&machine, "")?;
     let trace = jaeger.finished(&trace_id, &names(&[&["start"], &START_STEPS]), START)?;
     let root = whole(&trace)?;
