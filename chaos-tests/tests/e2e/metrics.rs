@@ -214,8 +214,8 @@ fn dashboards_show_data(prometheus: &Prometheus) -> Result<()> {
             for target in panel["targets"].as_array().context("targets")? {
                 let mut query = target["expr"].as_str().context("a query")?.to_owned();
                 for (variable, value) in [
-                    ("$__rate_interval", "1m"),
-                    ("$__range", "5m"),
+                    ("$__rate_interval", "15m"),
+                    ("$__range", "15m"),
                     ("$namespace", "default"),
                     ("$name", "measured"),
                     ("$node", "node-1"),
@@ -301,6 +301,16 @@ fn a_real_prometheus_sees_the_whole_catalogue_and_what_the_guest_sees() -> Resul
 
     machine.wait_condition("AgentConnected", "True", START)?;
     let mut console = machine.shell()?;
+    // What is counted has to grow while somebody looks.
+    for verb in ["pause", "unpause"].repeat(2) {
+        let before = prometheus.value("sum(virtfold_subresource_requests_total)")?;
+        let (code, out, error) = cluster.virtfold(&[verb, "measured"])?;
+        ensure!(code == 0, "{verb}: {out}{error}");
+        prometheus
+            .wait("sum(virtfold_subresource_requests_total)", SEEN, |all| all.iter().all(|s| s.value > before))?;
+    }
+    prometheus.wait("virtfold_operation_step_duration_seconds_count", SEEN, |all| !all.is_empty())?;
+    Vm::running(&cluster, &vm("another"))?.delete()?;
     let held = connected(&cluster, "measured")?;
     wait::until("all metrics", SEEN, || {
         let mut missing = vec![];
@@ -331,10 +341,10 @@ fn a_real_prometheus_sees_the_whole_catalogue_and_what_the_guest_sees() -> Resul
     let exemplars = prometheus.exemplars("virtfold_operation_step_duration_seconds_bucket")?;
     ensure!(!exemplars.is_empty(), "no step names its trace");
 
-    guest_says_the_same(&prometheus, &mut console)?;
     let broken = prometheus.broken_rules()?;
     ensure!(broken.is_empty(), "{}", broken.join("\n"));
     dashboards_show_data(&prometheus)?;
+    guest_says_the_same(&prometheus, &mut console)?;
     drop(held);
     prometheus.wait("kubevirt_vnc_active_connections{vmi=\"measured\"}", SEEN, <[Series]>::is_empty)?;
     drop(console);

@@ -112,7 +112,8 @@ impl Vm {
                     .and_then(|r| r.data.get(names::ANN_TRACEPARENT))
                     .map(|t| t.as_str().into());
                 // Timestamps of objects have whole seconds: never earlier than the machine was made, never later than it was seen.
-                let made = vm.meta.created.filter(|_| !vm.status.created && vm.generation == 1);
+                let first = !vm.status.created && vm.generation == 1 && cause.is_none() && !self.marks.running();
+                let made = vm.meta.created.filter(|_| first);
                 let began = made.map_or(self.now, |t| t.after(Millis(999)).min(self.now));
                 self.marks.begin(began);
                 let recipe = Recipe::Vmi {
