@@ -51,6 +51,8 @@ pub const ANN_VM_GENERATION: &str = "kubevirt.io/vm-generation";
 pub const ANN_MEMORY_OVERHEAD: &str = "kubevirt.io/memory-overhead-bytes";
 /// W3C trace context of the write that changed the spec.
 pub const ANN_TRACEPARENT: &str = "virtfold.io/traceparent";
+/// When the start that made a VMI began, in milliseconds since 1970: timestamps of objects have whole seconds.
+pub const ANN_BEGAN: &str = "virtfold.io/began";
 /// Name of the user who changed the spec last, written by admission.
 pub const ANN_CHANGED_BY: &str = "virtfold.io/changed-by";
 /// Key in the data of a state change request: the name of the user who asked.
@@ -70,6 +72,16 @@ pub const ANN_FENCED: &str = "virtfold.io/fenced";
 /// Annotations of a template that follow it into a running instance and its pod: what a descheduler may do.
 pub const ANN_FOLLOWING: [&str; 2] =
     ["descheduler.alpha.kubernetes.io/evict", "descheduler.alpha.kubernetes.io/prefer-no-eviction"];
+/// Annotations of a template, and of an instance, that tell people and metrics what kind of guest it is.
+pub const ANN_DESCRIBING: [&str; 7] = [
+    "vm.kubevirt.io/os",
+    "vm.kubevirt.io/workload",
+    "vm.kubevirt.io/flavor",
+    "kubevirt.io/instancetype-name",
+    "kubevirt.io/cluster-instancetype-name",
+    "kubevirt.io/preference-name",
+    "kubevirt.io/cluster-preference-name",
+];
 /// Readiness gate of the launcher pod, written by the node agent.
 pub const GATE_UNPAUSED: &str = "kubevirt.io/virtual-machine-unpaused";
 /// Out-of-service taint, the fact that fences a node.

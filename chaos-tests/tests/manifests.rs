@@ -91,6 +91,8 @@ fn verdict(object: &Value, all: &[Value]) -> Verdict {
     let (wish, instance) = match kind {
         "VirtualMachine" if object["spec"]["instancetype"].is_null() && object["spec"]["preference"].is_null() => {
             let recipe = Recipe::Vmi {
+                cause: None,
+                began: None,
                 vm: UID.into(),
                 revision: "r".into(),
                 paused: false,

@@ -124,6 +124,10 @@ pub struct Up {
     /// Send traces to this OTLP/gRPC collector
     #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
     pub otlp_endpoint: Option<String>,
+    /// Serve `/metrics` (HTTPS, for those who may get that path), `/healthz` and `/readyz` of the control plane there, and those of
+    /// the n-th node's agent n ports further up
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub metrics: Option<SocketAddr>,
     /// At the end, stop the guests and take everything down as `down` does
     #[arg(long)]
     pub stop_guests: bool,
@@ -389,6 +393,9 @@ pub struct Controller {
     /// Namespace of the Lease by which one controller leads
     #[arg(long, value_name = "NAME", default_value = embedded::cluster::bootstrap::NAMESPACE)]
     pub namespace: String,
+    /// Serve `/metrics` (HTTPS, for those who may get that path), `/healthz` and `/readyz` there
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub metrics: Option<SocketAddr>,
     /// Folder of the journal; without it nothing is recorded
     #[arg(long, value_name = "DIR")]
     pub journal: Option<PathBuf>,
@@ -426,6 +433,9 @@ pub struct Gateway {
     /// How long these live (`36h`, `90d`)
     #[arg(long, value_name = "TIME", default_value = "90d", value_parser = crate::journal::seconds)]
     pub certificate_life: u64,
+    /// Serve `/metrics` (HTTPS, for those who may get that path), `/healthz` and `/readyz` there
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub metrics: Option<SocketAddr>,
     /// Namespace of the Lease by which one controller leads
     #[arg(long, value_name = "NAME", default_value = embedded::cluster::bootstrap::NAMESPACE)]
     pub namespace: String,

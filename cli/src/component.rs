@@ -8,11 +8,13 @@ use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use proto::transport::Tls;
+use telemetry::metrics::Registry;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tower::timeout::TimeoutLayer;
 
 use crate::args::AgentTls;
+use crate::observed::Counting;
 
 /// Time for a connection to the API server.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -21,19 +23,21 @@ const ANSWER: Duration = Duration::from_secs(30);
 
 /// A component's client of the API server. A request that is not answered within 30 s has failed; watches go on. `agent` is
 /// what the API server's records call us.
-pub async fn client(kubeconfig: &Path, agent: &str) -> anyhow::Result<Client> {
+pub async fn client(kubeconfig: &Path, agent: &str, metrics: &Registry) -> anyhow::Result<Client> {
     let read = Kubeconfig::read_from(kubeconfig).with_context(|| format!("cannot read {}", kubeconfig.display()))?;
-    connect(read, agent).await.with_context(|| format!("{} is not usable", kubeconfig.display()))
+    connect(read, agent, metrics).await.with_context(|| format!("{} is not usable", kubeconfig.display()))
 }
 
 /// The same, of a kubeconfig that is in memory.
-pub async fn connect(kubeconfig: Kubeconfig, agent: &str) -> anyhow::Result<Client> {
+pub async fn connect(kubeconfig: Kubeconfig, agent: &str, metrics: &Registry) -> anyhow::Result<Client> {
     let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
     config.default_retry = false;
     config.connect_timeout = Some(CONNECT);
     let agent = format!("{agent}/{}", env!("CARGO_PKG_VERSION"));
     config.headers.push((http::header::USER_AGENT, http::HeaderValue::try_from(agent)?));
-    Ok(ClientBuilder::try_from(config)?.with_layer(&TimeoutLayer::new(ANSWER)).build())
+    let host = config.cluster_url.authority().map(ToString::to_string).unwrap_or_default();
+    let builder = ClientBuilder::try_from(config)?.with_layer(&TimeoutLayer::new(ANSWER));
+    Ok(builder.with_layer(&Counting::new(metrics, host)).build())
 }
 
 /// Threads of a component: it waits more than it computes.

@@ -1,5 +1,7 @@
 //! `virtfold controller`: the controller as a process of its own, for a cluster whose API server is somewhere else.
 
+use std::sync::Arc;
+
 use anyhow::Context;
 use proto::transport::direct;
 use tokio::net::TcpListener;
@@ -7,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::args::Controller;
 use crate::component::{self, THREADS, client, identity, until_asked};
+use crate::observed::{self, Observed};
 
 /// Runs until it is asked to end (0), or does not lead any more (an error: whoever started it starts it again).
 pub fn run(options: &Controller) -> anyhow::Result<u8> {
@@ -42,8 +45,16 @@ async fn serve(options: &Controller) -> anyhow::Result<()> {
         address: options.listen.map(|a| a.to_string()),
         ..Default::default()
     };
+    let registry = telemetry::metrics::Registry::default();
+    let client = client(&options.kubeconfig, "virtfold-controller", &registry).await?;
+    if let Some(address) = options.metrics {
+        let what =
+            Observed { registry: registry.clone(), client: client.clone(), before: None, ready: Arc::new(|| Ok(())) };
+        observed::spawn(what, address, observed::tls(&tls), stop.clone()).await?;
+    }
     let result = reconcilers::run(reconcilers::Config {
-        client: client(&options.kubeconfig, "virtfold-controller").await?,
+        metrics: registry,
+        client,
         dial: direct(),
         tls,
         lease,

@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::args;
 use crate::component::{self, THREADS, client, identity, until_asked};
+use crate::observed::{self, Observed};
 
 /// A registration that cannot be written is tried again after this.
 const AGAIN: Duration = Duration::from_secs(2);
@@ -61,6 +62,8 @@ pub struct Apart {
     pub certificates: PathBuf,
     /// How long each of them lives.
     pub life: Duration,
+    /// Where it counts.
+    pub metrics: telemetry::metrics::Registry,
     /// Ends it.
     pub stop: CancellationToken,
 }
@@ -80,6 +83,7 @@ impl Apart {
             authorization: Authorization::Review,
             explain: Some(self.explain),
             patience: gateway::PATIENCE,
+            metrics: self.metrics,
         });
         tokio::select! {
             served = gateway.serve(self.listener, serving, self.stop) => Ok(served?),
@@ -144,8 +148,14 @@ async fn serve(options: &args::Gateway) -> anyhow::Result<()> {
     until_asked(&stop)?;
     std::fs::create_dir_all(&options.certificates)
         .with_context(|| format!("cannot make {}", options.certificates.display()))?;
-    let client = client(&options.kubeconfig, GATEWAY).await?;
+    let metrics = telemetry::metrics::Registry::default();
+    let client = client(&options.kubeconfig, GATEWAY, &metrics).await?;
     let tls = identity(&options.tls)?;
+    if let Some(address) = options.metrics {
+        let what =
+            Observed { registry: metrics.clone(), client: client.clone(), before: None, ready: Arc::new(|| Ok(())) };
+        observed::spawn(what, address, observed::tls(&tls), stop.clone()).await?;
+    }
     let lease = (options.namespace.clone(), reconcilers::LeaseConfig::default().name);
     let listener =
         TcpListener::bind(options.listen).await.with_context(|| format!("cannot listen on {}", options.listen))?;
@@ -159,6 +169,7 @@ async fn serve(options: &args::Gateway) -> anyhow::Result<()> {
         listener,
         certificates: options.certificates.join("gateway.json"),
         life: Duration::from_secs(options.certificate_life),
+        metrics,
         stop,
     }
     .serve()

@@ -7,6 +7,7 @@ mod gateway;
 mod journal;
 mod launcher;
 mod node_agent;
+mod observed;
 mod replay;
 mod simulate_nodes;
 mod up;

@@ -15,12 +15,14 @@ use kube::Client;
 use kube::config::Kubeconfig;
 use launcher::machine::Accelerator;
 use serde::{Deserialize, Serialize};
+use telemetry::metrics::Registry;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use crate::component;
+use crate::observed::{self, Observed};
 use crate::up::agents::AgentConfig;
-use crate::up::layout::{AGENT_PORT, API, BRIDGE, PREFIX};
+use crate::up::layout::{AGENT_PORT, API, BRIDGE, METRICS_PORT, Node, PREFIX};
 
 /// CPU model of guests that name none: old enough for every machine, so that a guest can move.
 const CPU_MODEL: &str = "Nehalem";
@@ -42,12 +44,12 @@ pub fn run(file: &Path) -> anyhow::Result<u8> {
 }
 
 /// The API server, with the rights of the node.
-async fn client(config: &AgentConfig, tls: &Identity, ca: &str) -> anyhow::Result<Client> {
+async fn client(config: &AgentConfig, tls: &Identity, ca: &str, metrics: &Registry) -> anyhow::Result<Client> {
     if let Some(file) = &config.kubeconfig {
-        return component::client(file, "virtfold-node-agent").await;
+        return component::client(file, "virtfold-node-agent", metrics).await;
     }
     let text = embedded::pki::kubeconfig(&format!("https://{API}"), ca, tls);
-    component::connect(Kubeconfig::from_yaml(&text)?, "virtfold-node-agent")
+    component::connect(Kubeconfig::from_yaml(&text)?, "virtfold-node-agent", metrics)
         .await
         .with_context(|| format!("{} or {} is damaged", config.cert.display(), config.key.display()))
 }
@@ -69,7 +71,8 @@ async fn serve(config: AgentConfig, outside: File) -> anyhow::Result<()> {
     })?;
     let read = |path: &Path| std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()));
     let (ca, identity) = (read(&config.ca)?, Identity { cert: read(&config.cert)?, key: read(&config.key)? });
-    let client = client(&config, &identity, &ca).await?;
+    let metrics = Registry::default();
+    let client = client(&config, &identity, &ca, &metrics).await?;
     let (layout, node) = (&config.layout, &config.node);
 
     let images = ImageStore::new(ImageOptions {
@@ -118,16 +121,19 @@ async fn serve(config: AgentConfig, outside: File) -> anyhow::Result<()> {
     let found =
         node_agent::Accelerator { name: accelerator.name, cpu_model: CPU_MODEL.into(), offers: accelerator.offers };
     let lease = reconcilers::LeaseConfig::default();
+    let pods: Arc<dyn node_agent::PodSource> = Arc::new(Source(runner.handle()));
+    let tls = proto::transport::Tls { ca, cert: identity.cert, key: identity.key };
+    observe(&metrics, node, &client, pods.clone(), &tls, &stop).await?;
     let agent = node_agent::run(node_agent::Config {
         node_name: node.name.clone(),
         client,
         incoming: proto::transport::incoming(listener),
         address: address.to_string(),
-        tls: proto::transport::Tls { ca, cert: identity.cert, key: identity.key },
+        tls,
         state_dir,
         disk: node_agent::Disk::Threads,
         boot_id: node_agent::boot_id()?,
-        pods: Arc::new(Source(runner.handle())),
+        pods,
         probe: Box::new(move || {
             let found = found.clone();
             Box::pin(async move { found })
@@ -156,6 +162,32 @@ async fn serve(config: AgentConfig, outside: File) -> anyhow::Result<()> {
     ran?;
     served?;
     Ok(())
+}
+
+/// Serves what the node's machines use, on the node's own address.
+async fn observe(
+    registry: &Registry,
+    node: &Node,
+    client: &Client,
+    pods: Arc<dyn node_agent::PodSource>,
+    tls: &proto::transport::Tls,
+    stop: &CancellationToken,
+) -> anyhow::Result<()> {
+    let seen = pods.changed();
+    let machines = node_agent::Metrics::new(registry, node.name.clone(), pods);
+    let what = Observed {
+        registry: registry.clone(),
+        client: client.clone(),
+        before: Some(Arc::new(move || {
+            let machines = machines.clone();
+            Box::pin(async move { machines.collect().await })
+        })),
+        ready: Arc::new(move || match *seen.borrow() {
+            0 => Err("not all pods of the node are known yet".into()),
+            _ => Ok(()),
+        }),
+    };
+    observed::spawn(what, SocketAddr::from((node.address(), METRICS_PORT)), observed::tls(tls), stop.clone()).await
 }
 
 /// The pod runner as the node agent sees it.

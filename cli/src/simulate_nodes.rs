@@ -55,7 +55,7 @@ async fn serve(options: SimulateNodes) -> anyhow::Result<()> {
     until_asked(&stop)?;
     let lease = reconcilers::LeaseConfig::default();
     let result = simulation::run(simulation::Config {
-        client: client(&options.kubeconfig, "virtfold-simulate-nodes").await?,
+        client: client(&options.kubeconfig, "virtfold-simulate-nodes", &Default::default()).await?,
         count: options.count,
         prefix: options.prefix,
         address: options.address,

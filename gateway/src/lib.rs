@@ -17,6 +17,7 @@ mod front;
 mod kubernetes;
 mod leader;
 mod limits;
+mod metrics;
 pub mod policy;
 pub mod registration;
 mod server;
@@ -79,6 +80,8 @@ pub struct Config {
     pub explain: Option<Arc<dyn Explain>>,
     /// How long a verb or a stream waits for a node agent that is not ready; [`PATIENCE`] unless somebody is in a hurry.
     pub patience: std::time::Duration,
+    /// Where it counts.
+    pub metrics: telemetry::metrics::Registry,
 }
 
 impl std::fmt::Debug for Config {
@@ -100,6 +103,7 @@ pub struct Gateway {
 pub(crate) struct Inner {
     config: Config,
     agents: agent::Agents,
+    metrics: metrics::Metrics,
 }
 
 /// A trace that begins with a write of a spec: the write is its root, and what follows from it hangs below.
@@ -141,7 +145,8 @@ impl Gateway {
     /// Makes a gateway; nothing is connected before it is needed.
     pub fn new(config: Config) -> Self {
         let agents = agent::Agents::new(config.dial.clone(), config.tls.clone(), config.patience);
-        Self { inner: Arc::new(Inner { config, agents }) }
+        let metrics = metrics::Metrics::new(&config.metrics);
+        Self { inner: Arc::new(Inner { config, agents, metrics }) }
     }
 
     /// Admits a write, or says why not.
@@ -162,7 +167,9 @@ impl Gateway {
             };
             admission::admit(input.clone(), &context)
         });
-        answer.await?
+        let answer = answer.await.and_then(|answer| answer);
+        self.inner.metrics.judged(&input, answer.is_ok());
+        answer
     }
 
     /// Judges the eviction of a pod, as a webhook on `pods/eviction` is asked: `pod` is the pod itself, where whoever asks has

@@ -232,6 +232,7 @@ pub async fn world_with(authorization: Authorization) -> World {
         authorization,
         explain: Some(Arc::new(Why)),
         patience: PATIENCE,
+        metrics: Default::default(),
     };
     let gateway = Gateway::new(config);
     server.add_admission(Arc::new(Glue { gateway: gateway.clone() }));

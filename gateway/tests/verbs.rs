@@ -23,6 +23,8 @@ async fn requests(world: &World) -> Value {
     for request in all.as_array_mut().into_iter().flatten() {
         let data = request["data"].as_object_mut().unwrap();
         assert_eq!(data.remove("virtfold.io/requested-by"), Some(json!(USER)));
+        let trace = data.remove("virtfold.io/traceparent").and_then(|t| Some(t.as_str()?.to_owned()));
+        assert!(trace.is_some_and(|t| telemetry::TraceContext::parse(&t).is_some()), "the request's trace");
         if data.is_empty() {
             request.as_object_mut().unwrap().remove("data");
         }

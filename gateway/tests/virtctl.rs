@@ -92,7 +92,9 @@ async fn verbs_as_virtctl_asks_for_them() {
     let vmi = world.make_vmi(json!({"interfaces": [{"ipAddress": "127.0.0.1"}], "conditions": [{"type": "AgentConnected", "status": "True"}]})).await;
     assert_eq!(put("virtualmachines/a/restart", Some(json!({}))).await, (202, String::new()));
     let stop = json!({"action": "Stop", "uid": vmi["metadata"]["uid"], "data": {"virtfold.io/requested-by": "admin"}});
-    assert_eq!(world.vm().await["status"]["stateChangeRequests"][0], stop);
+    let mut asked = world.vm().await["status"]["stateChangeRequests"][0].take();
+    assert!(asked["data"].as_object_mut().unwrap().remove("virtfold.io/traceparent").is_some());
+    assert_eq!(asked, stop);
     assert_eq!(put("virtualmachines/a/restart", Some(json!({"gracePeriodSeconds": 5}))).await.0, 400);
     assert_eq!(
         put("virtualmachines/a/stop", Some(json!({"gracePeriod": 0, "dryRun": ["All"]}))).await,

@@ -6,6 +6,7 @@
 mod ending;
 mod verbs;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use proto::agent::{
     Accepted, Ack, Domain, DomainState, Done, GuestFacts, InstructKind, Interface, Outcome, Refused, VerbReply,
     VerbRequest, ack,
 };
-use proto::launcher::{InfoReply, NodeFacts, Order, ProbeReply, ProbeRequest};
+use proto::launcher::{InfoReply, NodeFacts, Order, ProbeReply, ProbeRequest, StatsReply};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::config::Config;
@@ -21,8 +22,8 @@ use crate::fds::Descriptors;
 use crate::guest::{Agent, AgentError, AgentLevel};
 use crate::hypervisor::{self, Driver, Event, Paused, StartError, Started};
 use crate::latch::{Answer, Asked, Decision, Kind, Latch, Reason, VmiFacts};
-use crate::limits;
 use crate::time::{Boottime, unix_ms};
+use crate::{limits, stats};
 use ending::{Ending, Wish};
 
 /// What watchers see.
@@ -38,6 +39,7 @@ pub(crate) enum Ask {
     Verb(VerbRequest, oneshot::Sender<VerbReply>),
     Info(oneshot::Sender<InfoReply>),
     Probe(ProbeRequest, oneshot::Sender<Result<ProbeReply, AgentError>>),
+    Stats(oneshot::Sender<StatsReply>),
     /// The pod is being ended: a graceful shutdown within the pod's own grace.
     Terminate,
 }
@@ -129,6 +131,8 @@ pub(crate) struct Core {
     ending: Ending,
     /// Facts and the VMI of the start, for the levels about interfaces.
     nics: Vec<NicLevel>,
+    /// Of the VMI.
+    labels: BTreeMap<String, String>,
     verbs: verbs::Table,
     back: mpsc::Sender<Back>,
     heard: mpsc::Receiver<Back>,
@@ -168,6 +172,7 @@ impl Core {
             life: Life::Empty,
             ending: Ending::default(),
             nics: Vec::new(),
+            labels: BTreeMap::new(),
             verbs: verbs::Table::default(),
             back,
             heard,
@@ -254,6 +259,7 @@ impl Core {
             Ask::Execute(order, reply) => self.execute(*order, reply),
             Ask::Verb(request, reply) => self.verb(request, reply),
             Ask::Probe(request, reply) => self.probe(request, reply),
+            Ask::Stats(reply) => self.stats(reply),
             Ask::Info(reply) => {
                 let pid = match &self.life {
                     Life::Alive(a) => a.domain.pid(),
@@ -302,6 +308,19 @@ impl Core {
                 },
             };
             let _ = reply.send(answer);
+        });
+    }
+
+    /// What the machine uses. It is asked beside everything else.
+    fn stats(&self, reply: oneshot::Sender<StatsReply>) {
+        let Life::Alive(alive) = &self.life else { return drop(reply.send(StatsReply::default())) };
+        // A guest whose processors are stopped does not answer, and its agent's line would have to be cleaned up afterwards.
+        let answers = self.state() == DomainState::Running && alive.agent_level.borrow().connected;
+        let (domain, agent) = (alive.domain.clone(), answers.then(|| alive.agent.clone()));
+        let nics = self.nics.iter().map(|nic| nic.name.clone()).collect();
+        let known = stats::Known { nics, labels: self.labels.clone() };
+        tokio::spawn(async move {
+            let _ = reply.send(stats::collect(domain.as_ref(), agent, known).await);
         });
     }
 
@@ -404,6 +423,9 @@ impl Core {
             }
         }
         self.nics = nic_levels(vmi, facts, &machine);
+        let labels = vmi.pointer("/metadata/labels").and_then(serde_json::Value::as_object);
+        let labels = labels.into_iter().flatten().filter_map(|(k, v)| Some((k.clone(), v.as_str()?.to_owned())));
+        self.labels = labels.collect();
         let (driver, back) = (self.driver.clone(), self.back.clone());
         tokio::spawn(async move {
             let started = driver.start(machine, fds).await.map(Box::new);

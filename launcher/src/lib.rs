@@ -37,6 +37,7 @@ pub mod outcome;
 pub mod probe;
 mod server;
 pub mod spec;
+mod stats;
 mod sys;
 mod time;
 

@@ -17,6 +17,8 @@ pub const DISK_RETRY_MAX: Duration = Duration::from_secs(180);
 pub const QUIT_GRACE: Duration = Duration::from_secs(3);
 /// QEMU answers most commands within milliseconds; under emulation on a busy machine within seconds.
 pub const QMP_TIMEOUT: Duration = Duration::from_secs(15);
+/// The same for what is only asked to be told: who asks goes on without it.
+pub const FIGURES: Duration = Duration::from_secs(2);
 /// From exec to the first answer of the monitor. A large guest with prefaulted memory takes its time.
 pub const QEMU_START: Duration = Duration::from_secs(60);
 /// One run of qemu-img (create an overlay, check the metadata of a large image on a slow disk).

@@ -5,7 +5,9 @@ use std::pin::Pin;
 use futures::Stream;
 use proto::agent::{Ack, VerbReply, VerbRequest};
 use proto::launcher::launcher_server::Launcher;
-use proto::launcher::{InfoReply, InfoRequest, Order, ProbeReply, ProbeRequest, Update, WatchRequest, update};
+use proto::launcher::{
+    InfoReply, InfoRequest, Order, ProbeReply, ProbeRequest, StatsReply, StatsRequest, Update, WatchRequest, update,
+};
 use tokio::sync::{mpsc, oneshot, watch};
 use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Response, Status};
@@ -85,6 +87,11 @@ impl Launcher for Service {
     async fn probe(&self, request: Request<ProbeRequest>) -> Result<Response<ProbeReply>, Status> {
         let answer = self.ask(|reply| Ask::Probe(request.into_inner(), reply)).await?;
         answer.into_inner().map(Response::new).map_err(|e| Status::unavailable(e.to_string()))
+    }
+
+    async fn stats(&self, request: Request<StatsRequest>) -> Result<Response<StatsReply>, Status> {
+        agent(&request)?;
+        self.ask(Ask::Stats).await
     }
 
     async fn verb(&self, request: Request<VerbRequest>) -> Result<Response<VerbReply>, Status> {

@@ -9,7 +9,7 @@ use futures::{FutureExt, StreamExt};
 use hyper_util::rt::TokioIo;
 use proto::agent::{Ack, VerbReply, VerbRequest};
 use proto::launcher::launcher_client::LauncherClient;
-use proto::launcher::{InfoReply, InfoRequest, NicFacts, Order, Update, WatchRequest};
+use proto::launcher::{InfoReply, InfoRequest, NicFacts, Order, StatsReply, StatsRequest, Update, WatchRequest};
 use state::domain::RefusalReason;
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint, Uri};
@@ -32,6 +32,8 @@ pub trait Launcher: Send + Sync {
     fn execute(&self, order: Order) -> Answer<Ack>;
     /// A verb.
     fn verb(&self, verb: VerbRequest) -> Answer<VerbReply>;
+    /// What its machine uses.
+    fn stats(&self) -> Answer<StatsReply>;
     /// Its level, and then each change.
     fn watch(&self) -> Answer<Updates>;
 }
@@ -110,6 +112,11 @@ impl Launcher for Wire {
     fn verb(&self, verb: VerbRequest) -> Answer<VerbReply> {
         let mut client = self.0.clone();
         async move { client.verb(verb).await.map(tonic::Response::into_inner) }.boxed()
+    }
+
+    fn stats(&self) -> Answer<StatsReply> {
+        let mut client = self.0.clone();
+        async move { client.stats(StatsRequest {}).await.map(tonic::Response::into_inner) }.boxed()
     }
 
     fn watch(&self) -> Answer<Updates> {

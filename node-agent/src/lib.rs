@@ -19,6 +19,7 @@ mod hub;
 mod launchers;
 mod limits;
 mod link;
+mod metrics;
 mod network;
 mod node;
 mod pods;
@@ -42,6 +43,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 pub use launchers::{Answer, Launcher, Launchers, Names, Prepared, Updates};
+pub use metrics::Metrics;
 pub use node::{Accelerator, Offers};
 pub use pods::{PodFacts, PodSource};
 pub use server::{CONTROLLER, GATEWAY};

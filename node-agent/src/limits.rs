@@ -22,6 +22,10 @@ pub const LAUNCHER_RETRY: Duration = Duration::from_secs(1);
 pub const API_RETRY: Duration = Duration::from_secs(10);
 /// A launcher answers within milliseconds; one that is stopped never does.
 pub const LAUNCHER: Duration = Duration::from_secs(5);
+/// One launcher's figures, for a scrape that has ten seconds in all.
+pub const STATS: Duration = Duration::from_secs(5);
+/// Launchers that are asked for their figures at once.
+pub const STATS_AT_ONCE: usize = 16;
 /// An instruction may wait for QEMU's monitor.
 pub const EXECUTE: Duration = Duration::from_secs(30);
 /// Making a pod's network: a few runs of `ip` and `nft`.

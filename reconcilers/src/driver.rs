@@ -8,6 +8,7 @@ use crate::{
     executor::{Answer as Read, Executor, Told},
     explain::{Cell, Question, Subject},
     hub::{Entry, Hub, Queue},
+    metrics::{self, Metrics},
     sessions::{Heard, Sessions},
 };
 use dashmap::DashMap;
@@ -113,6 +114,8 @@ pub struct Parts {
     pub epoch: Epoch,
     /// Where steps are recorded.
     pub journal: Journal,
+    /// What is counted.
+    pub(crate) metrics: Metrics,
 }
 
 /// The driver of all cells.
@@ -184,7 +187,12 @@ impl Driver {
                 },
                 () = d.until(deadline) => d.elapse(),
                 Some(question) = asked.recv() => d.answer(question),
-                entry = queue.next() => d.entry(entry),
+                (entry, since) = queue.next() => {
+                    let taken = Instant::now();
+                    d.entry(entry);
+                    d.drain();
+                    d.parts.metrics.entry(taken - since, taken.elapsed());
+                }
             }
             d.drain();
         }
@@ -214,8 +222,7 @@ impl Driver {
 
     /// The clock, which never goes back.
     fn now(&mut self) -> Timestamp {
-        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        self.last = self.last.max(Timestamp(u64::try_from(wall.as_millis()).unwrap_or(u64::MAX)));
+        self.last = self.last.max(wall());
         self.last
     }
 
@@ -264,6 +271,11 @@ impl Driver {
                     let interest = (key.namespace.clone(), Interest::Claim(key.name));
                     self.tell(&interest, &Input::Observed(sight));
                 } else {
+                    match &sight {
+                        Sight::Present(Object::Vmi(vmi)) => self.parts.metrics.saw(vmi),
+                        Sight::Gone(r) | Sight::Vanished(r) => self.parts.metrics.gone(&r.uid),
+                        Sight::Present(_) => {}
+                    }
                     self.show_sets(&key, &sight);
                     self.input(key, Input::Observed(sight));
                 }
@@ -311,12 +323,16 @@ impl Driver {
             let configured = Event::new(at, Input::Configured(Fact::Cluster(self.parts.config.clone())));
             let commands = self.parts.journal.step(&key.to_string(), None, &mut cell.machine, &configured);
             self.vms.insert(key.clone(), cell);
+            self.parts.metrics.cells(metrics::Cell::Vm, self.vms.len());
             self.carry_out(&key, commands);
         }
         let Some(cell) = self.vms.get_mut(&key) else { return };
         let event = Event::new(at, input);
+        let began = Instant::now();
         let commands = self.parts.journal.step(&key.to_string(), None, &mut cell.machine, &event);
+        self.parts.metrics.step(metrics::Cell::Vm, began.elapsed());
         for step in cell.machine.take_steps() {
+            self.parts.metrics.finished(&step);
             emit(&key, &step);
         }
         let interests = cell.machine.interests();
@@ -328,6 +344,7 @@ impl Driver {
         self.carry_out(&key, commands);
         if empty {
             self.vms.remove(&key);
+            self.parts.metrics.cells(metrics::Cell::Vm, self.vms.len());
             self.parts.journal.forget(CellKind::Vm, &key.to_string());
             self.disarm(&CellId::Vm(key));
         }
@@ -390,7 +407,10 @@ impl Driver {
         for command in commands {
             match command {
                 Command::Wake { at } => self.arm(CellId::Vm(key.clone()), at),
-                Command::Note(note) => self.parts.events.write(&note),
+                Command::Note(note) => {
+                    self.parts.metrics.settled("note", "written");
+                    self.parts.events.write(&note);
+                }
                 Command::Instruct { id, node, order } => self.instruct(key.clone(), id, node, order),
                 command @ (Command::Create { .. }
                 | Command::Patch { .. }
@@ -407,7 +427,7 @@ impl Driver {
     fn instruct(&mut self, key: Key, id: CommandId, node: NodeName, order: Order) {
         let (executor, answers, sessions) =
             (self.parts.executor.clone(), self.answers.clone(), self.parts.sessions.clone());
-        let (waiting, epoch) = (self.waiting.clone(), self.parts.epoch);
+        let (waiting, epoch, counter) = (self.waiting.clone(), self.parts.epoch, self.parts.metrics.commands());
         if let Order::Acknowledge { pod, .. } = &order
             && let Some(cell) = self.nodes.get_mut(&node)
         {
@@ -438,6 +458,7 @@ impl Driver {
                     }
                 },
             };
+            counter.add(&["instruct", metrics::outcome(&settled)]);
             let _ = answers.send(Answer::Vm(key, id, settled)).await;
         });
     }
@@ -450,8 +471,10 @@ impl Driver {
     ) {
         let Some(id) = command.id() else { return };
         let (executor, answers) = (self.parts.executor.clone(), self.answers.clone());
+        let counter = self.parts.metrics.commands();
         tokio::spawn(async move {
             let result = write(&executor, &command).await;
+            counter.add(&[metrics::command(&command), metrics::outcome(&result)]);
             let _ = answers.send(answer(id, result)).await;
         });
     }
@@ -491,10 +514,13 @@ impl Driver {
             let set::Input::Observed(set::Sight::Set(_)) = &input else { return };
             let cell = SetCell { machine: set::Set::new(key.clone()), choice: None };
             self.sets.insert(key.clone(), cell);
+            self.parts.metrics.cells(metrics::Cell::Set, self.sets.len());
         }
         let Some(cell) = self.sets.get_mut(&key) else { return };
         let event = Event::new(at, input);
+        let began = Instant::now();
         let commands = self.parts.journal.step(&key.to_string(), None, &mut cell.machine, &event);
+        self.parts.metrics.step(metrics::Cell::Set, began.elapsed());
         let choice = cell.machine.choice();
         let listed = (choice != cell.choice).then(|| choice.clone()).flatten();
         cell.choice = choice;
@@ -516,6 +542,7 @@ impl Driver {
         }
         if empty {
             self.sets.remove(&key);
+            self.parts.metrics.cells(metrics::Cell::Set, self.sets.len());
             self.parts.journal.forget(CellKind::Set, &key.to_string());
             self.disarm(&CellId::Set(key));
         } else if let Some(choice) = listed {
@@ -547,7 +574,9 @@ impl Driver {
             outcomes: BTreeMap::new(),
         });
         let event = Event::new(at, input);
+        let began = Instant::now();
         let commands = self.parts.journal.step(name.as_str(), None, &mut cell.machine, &event);
+        self.parts.metrics.step(metrics::Cell::Node, began.elapsed());
         let fact = cell.machine.fact();
         let changed = cell.told.as_ref() != Some(&fact);
         cell.told = Some(fact.clone());
@@ -592,6 +621,7 @@ impl Driver {
                     self.waiting.iter().filter(|e| e.key().0 == node).map(|e| e.key().clone()).collect();
                 for slot in broken {
                     if let Some((_, (key, id))) = self.waiting.remove(&slot) {
+                        self.parts.metrics.settled("instruct", "unknown");
                         self.input(key, Input::Settled { id, result: Settled::Unknown });
                     }
                 }
@@ -606,6 +636,7 @@ impl Driver {
                 agent_message::Kind::Outcome(o) => self.outcome(&node, o),
                 agent_message::Kind::Ack(ack) => {
                     if let Some((_, (key, id))) = self.waiting.remove(&(node, ack.id.clone())) {
+                        self.parts.metrics.settled("instruct", "acked");
                         self.input(key, Input::Settled { id, result: Settled::Acked(AckResult::from(ack)) });
                     }
                 }
@@ -656,6 +687,12 @@ impl Driver {
     }
 }
 
+/// The time of day.
+pub fn wall() -> Timestamp {
+    let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Timestamp(u64::try_from(wall.as_millis()).unwrap_or(u64::MAX))
+}
+
 async fn write<O: Read>(executor: &Executor, command: &Command) -> Settled<O> {
     match command {
         Command::Create { recipe, source, target, .. } => executor.create(recipe, source, target).await,
@@ -685,7 +722,11 @@ fn namespace(key: &Key, interest: &Interest) -> String {
 fn emit(key: &Key, f: &Finished) {
     let Some(context) = telemetry::TraceContext::parse(&f.traceparent) else { return };
     let time = |t: Timestamp| UNIX_EPOCH + Duration::from_millis(t.0);
-    let attributes = || vec![("k8s.namespace.name", key.namespace.clone()), ("kubevirt.vm.name", key.name.clone())];
+    let attributes = || {
+        let mut all = vec![("k8s.namespace.name", key.namespace.clone()), ("kubevirt.vm.name", key.name.clone())];
+        all.extend(f.resumed.then(|| ("virtfold.interrupted", "true".to_owned())));
+        all
+    };
     let step = |step, start, error| telemetry::Step {
         context,
         cell: f.instance.as_str(),
@@ -700,6 +741,6 @@ fn emit(key: &Key, f: &Finished) {
     };
     telemetry::emit(step(Some(f.step.name()), f.start, f.error.clone()));
     if let Some(began) = f.closes {
-        telemetry::emit(step(None, began, None));
+        telemetry::emit(step(None, began, f.error.clone()));
     }
 }

@@ -21,10 +21,16 @@ use state::{
 };
 use std::{
     borrow::Cow,
-    collections::{BTreeMap, HashMap, VecDeque},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    collections::{BTreeMap, HashMap, VecDeque, hash_map},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
 };
-use tokio::sync::{Notify, watch};
+use tokio::{
+    sync::{Notify, watch},
+    time::Instant,
+};
 
 /// A projection, and what kube's watcher needs to know of the object.
 #[derive(Debug, Clone)]
@@ -54,7 +60,8 @@ impl<'de, P: Project> Deserialize<'de> for Seen<P> {
 }
 
 impl<P> Seen<P> {
-    fn key(&self) -> Key {
+    /// Namespace and name.
+    pub fn key(&self) -> Key {
         Key::new(self.meta.namespace.clone().unwrap_or_default(), self.meta.name.clone().unwrap_or_default())
     }
 }
@@ -190,26 +197,38 @@ pub fn resource(kind: Kind) -> ApiResource {
 pub struct Queue {
     inner: Mutex<Waiting>,
     some: Notify,
+    adds: AtomicU64,
 }
 
 #[derive(Debug, Default)]
 struct Waiting {
     order: VecDeque<(Kind, Uid)>,
-    entries: HashMap<(Kind, Uid), Entry>,
+    /// With the time since when the object waits.
+    entries: HashMap<(Kind, Uid), (Entry, Instant)>,
 }
 
 impl Queue {
     fn push(&self, id: (Kind, Uid), entry: Entry) {
+        self.adds.fetch_add(1, Ordering::Relaxed);
         let mut q = lock(&self.inner);
-        if q.entries.insert(id.clone(), entry).is_none() {
-            q.order.push_back(id);
+        match q.entries.entry(id.clone()) {
+            hash_map::Entry::Occupied(mut waiting) => waiting.get_mut().0 = entry,
+            hash_map::Entry::Vacant(place) => {
+                place.insert((entry, Instant::now()));
+                q.order.push_back(id);
+            }
         }
         drop(q);
         self.some.notify_one();
     }
 
-    /// The next entry, oldest object first.
-    pub async fn next(&self) -> Entry {
+    /// How many entries came so far, and how many wait.
+    pub fn counts(&self) -> (u64, usize) {
+        (self.adds.load(Ordering::Relaxed), lock(&self.inner).order.len())
+    }
+
+    /// The next entry, oldest object first, and since when it has waited.
+    pub async fn next(&self) -> (Entry, Instant) {
         loop {
             {
                 let mut q = lock(&self.inner);
@@ -345,6 +364,11 @@ impl<P: Watched> Hub<P> {
         let _ = synced.wait_for(|s| *s).await;
     }
 
+    /// All objects.
+    pub fn all(&self) -> Vec<Arc<Seen<P>>> {
+        lock(&self.cache).objects.values().cloned().collect()
+    }
+
     /// All objects of a namespace.
     pub fn of_namespace(&self, namespace: &str) -> Vec<Arc<Seen<P>>> {
         let of = |o: &&Arc<Seen<P>>| o.meta.namespace.as_deref().unwrap_or_default() == namespace;
@@ -446,7 +470,7 @@ mod tests {
     async fn drain(q: &Queue) -> Vec<String> {
         let mut out = vec![];
         while let Some(e) = futures::FutureExt::now_or_never(q.next()) {
-            out.push(text(e));
+            out.push(text(e.0));
         }
         out
     }

@@ -17,6 +17,7 @@ mod executor;
 mod explain;
 pub mod hub;
 pub mod lease;
+mod metrics;
 pub mod server;
 mod session;
 mod sessions;
@@ -58,6 +59,8 @@ pub struct Config {
     pub journal: Option<telemetry::journal::Config>,
     /// Answers questions about the cells while this process leads.
     pub explainer: Explainer,
+    /// Where it counts, and tells what its caches have.
+    pub metrics: telemetry::metrics::Registry,
     /// What rendering needs.
     pub cluster: ClusterConfig,
     /// Ends [`run`], giving the Lease up.
@@ -94,6 +97,7 @@ pub async fn run(config: Config) -> Result<(), Error> {
     let claims = Arc::new(Hub::<ClaimView>::start(client.clone(), ""));
     let nodes = Hub::<NodeView>::start(client.clone(), "");
 
+    metrics::stands_by(&config.metrics);
     let instance = LeaderInstance(uuid::Uuid::new_v4().to_string());
     let leadership = tokio::select! {
         () = config.stop.cancelled() => return Ok(()),
@@ -125,7 +129,17 @@ pub async fn run(config: Config) -> Result<(), Error> {
     vms.subscribe(queue.clone());
     sets.subscribe(queue.clone());
     let doubts = (claims.clone(), vmis.clone());
+    let caches = metrics::Caches {
+        vms: vms.clone(),
+        vmis: vmis.clone(),
+        sessions: sessions.clone(),
+        queue: queue.clone(),
+        journal: journal.flusher(),
+        epoch,
+    };
+    metrics::leads(&config.metrics, caches);
     let parts = driver::Parts {
+        metrics: metrics::Metrics::new(&config.metrics, driver::wall()),
         vms: vms.clone(),
         vmis,
         pods: pods.clone(),
@@ -150,6 +164,7 @@ pub async fn run(config: Config) -> Result<(), Error> {
         found = doubts.0.went_back() => Err(found.into()),
     };
     sessions.close();
+    metrics::stands_by(&config.metrics);
     if result.is_ok() {
         leadership.release().await;
     }

@@ -80,9 +80,15 @@ pub struct Sessions {
     open: DashMap<NodeName, Open>,
     tasks: std::sync::Mutex<BTreeMap<NodeName, (SocketAddr, JoinHandle<()>)>>,
     numbers: AtomicU64,
+    lost: AtomicU64,
 }
 
 impl Sessions {
+    /// How many are open, were opened, and ended though they were wanted.
+    pub fn counts(&self) -> (usize, u64, u64) {
+        (self.open.len(), self.numbers.load(Ordering::Relaxed), self.lost.load(Ordering::Relaxed))
+    }
+
     /// No session yet; [`Sessions::node`] starts them.
     pub fn new(dial: Dial, tls: Tls, epoch: Epoch, instance: LeaderInstance, heard: mpsc::Sender<Heard>) -> Arc<Self> {
         Arc::new(Self {
@@ -94,6 +100,7 @@ impl Sessions {
             open: DashMap::new(),
             tasks: Default::default(),
             numbers: AtomicU64::new(0),
+            lost: AtomicU64::new(0),
         })
     }
 
@@ -180,6 +187,7 @@ impl Sessions {
                 }
             }
         }
+        self.lost.fetch_add(1, Ordering::Relaxed);
         self.open.remove_if(node, |_, o| o.number == number);
         let _ = self.heard.send(Heard::Closed { node: node.clone(), session: number }).await;
     }

@@ -9,6 +9,9 @@
 //! Drivers (`reconcilers/`, `node-agent/`) feed events, write the journal and carry out commands. They decide nothing.
 #![deny(clippy::wildcard_enum_match_arm)]
 
+/// For a few entries: a sorted list that takes no more than they do.
+pub use litemap::LiteMap;
+
 pub mod agent;
 pub mod attach;
 pub mod condition;

@@ -226,6 +226,9 @@ pub struct VmView {
     /// Annotations that follow the template ([`names::ANN_FOLLOWING`]).
     #[serde(default, skip_serializing_if = "LiteMap::is_empty")]
     pub following: LiteMap<String, String>,
+    /// What its template says of the guest ([`names::ANN_DESCRIBING`]).
+    #[serde(default, skip_serializing_if = "LiteMap::is_empty")]
+    pub described: LiteMap<String, String>,
     /// The fence that was recorded last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fenced: Option<Witness>,
@@ -296,6 +299,9 @@ impl Project for VmView {
             template: Template::of(&raw.spec.template).with(&matchers),
             matchers,
             following: following(|k| {
+                Some(raw.spec.template.get("metadata")?.get("annotations")?.get(k)?.as_str()?.to_owned())
+            }),
+            described: annotations(&names::ANN_DESCRIBING, |k| {
                 Some(raw.spec.template.get("metadata")?.get("annotations")?.get(k)?.as_str()?.to_owned())
             }),
             fenced: raw.metadata.annotations.get(names::ANN_FENCED).and_then(|w| serde_json::from_str(w).ok()),
@@ -465,6 +471,9 @@ pub struct VmiView {
     pub vm_generation: Option<i64>,
     /// Trace.
     pub traceparent: Option<String>,
+    /// When the start that made it began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub began: Option<Timestamp>,
     /// Who created it, as admission saw it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub created_by: Option<String>,
@@ -481,6 +490,9 @@ pub struct VmiView {
     /// Annotations that follow the template ([`names::ANN_FOLLOWING`]).
     #[serde(default, skip_serializing_if = "LiteMap::is_empty")]
     pub following: LiteMap<String, String>,
+    /// What is said of the guest ([`names::ANN_DESCRIBING`]).
+    #[serde(default, skip_serializing_if = "LiteMap::is_empty")]
+    pub described: LiteMap<String, String>,
     /// Boot of the node in which the domain was authorised.
     pub boot_id: Option<String>,
     /// Phase.
@@ -536,6 +548,7 @@ impl Project for VmiView {
             labels: raw.metadata.labels.clone().into_iter().collect(),
             vm_generation: raw.metadata.annotations.get(names::ANN_VM_GENERATION).and_then(|g| g.parse().ok()),
             traceparent: raw.metadata.annotations.get(names::ANN_TRACEPARENT).cloned(),
+            began: raw.metadata.annotations.get(names::ANN_BEGAN).and_then(|t| t.parse().ok()).map(Timestamp),
             created_by: raw.metadata.annotations.get(names::ANN_CHANGED_BY).cloned(),
             node_label: raw.metadata.labels.get(names::LABEL_NODE_NAME).cloned(),
             grace: Millis::secs(u64::try_from(raw.spec.grace_seconds()).unwrap_or(0)),
@@ -543,6 +556,7 @@ impl Project for VmiView {
             claims: claims(&raw.spec),
             volumes: volumes(&raw.spec),
             following: following(|k| raw.metadata.annotations.get(k).cloned()),
+            described: annotations(&names::ANN_DESCRIBING, |k| raw.metadata.annotations.get(k).cloned()),
             boot_id: raw.metadata.annotations.get(names::ANN_BOOT_ID).cloned(),
             phase: Phase::parse(&raw.status.phase),
             status: raw.status,
@@ -557,7 +571,11 @@ fn as_object<S: Serializer>(map: &LiteMap<String, impl Serialize>, serializer: S
 
 /// Those annotations of an object that follow the template.
 pub(crate) fn following(get: impl Fn(&str) -> Option<String>) -> LiteMap<String, String> {
-    names::ANN_FOLLOWING.into_iter().filter_map(|k| Some((k.to_owned(), get(k)?))).collect()
+    annotations(&names::ANN_FOLLOWING, get)
+}
+
+fn annotations(keys: &[&str], get: impl Fn(&str) -> Option<String>) -> LiteMap<String, String> {
+    keys.iter().filter_map(|k| Some(((*k).to_owned(), get(k)?))).collect()
 }
 
 fn claims(spec: &api::VmiSpec) -> Vec<String> {

@@ -22,9 +22,9 @@ pub enum Step {
     Authorise,
     /// The domain's vCPUs run.
     Boot,
-    /// Status says so.
+    /// Status says so. A start ends with it.
     Publish,
-    /// The guest agent answers.
+    /// The guest agent answers. It is of the start and may come long after it, or never: a guest need not have one.
     GuestAgent,
     /// The domain ended after the VMI was deleted.
     Shutdown,
@@ -33,6 +33,24 @@ pub enum Step {
 }
 
 impl Step {
+    /// All, in order.
+    const ALL: [Self; 9] = [
+        Self::Create,
+        Self::Place,
+        Self::Prepare,
+        Self::Authorise,
+        Self::Boot,
+        Self::Publish,
+        Self::GuestAgent,
+        Self::Shutdown,
+        Self::Teardown,
+    ];
+
+    /// Whether its operation is over with it.
+    fn closes(self) -> bool {
+        matches!(self, Self::Publish | Self::Teardown)
+    }
+
     /// Name of the span.
     pub fn name(self) -> &'static str {
         match self {
@@ -80,6 +98,9 @@ pub struct Finished {
     pub error: Option<String>,
     /// With the last step of the operation: when the whole began.
     pub closes: Option<Timestamp>,
+    /// Its beginning was not seen, but by a process that has ended since.
+    #[serde(default)]
+    pub resumed: bool,
 }
 
 /// Boundaries of the running operation.
@@ -99,6 +120,15 @@ pub struct Marks {
     /// The instance that it is about: the last step ends when that is gone.
     #[serde(default)]
     instance: VmiUid,
+    /// Trace context of the request that it carries out; else it is that of the spec.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    cause: Option<String>,
+    /// The last step ended badly.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+    /// The first of the steps whose end this process saw, where it came upon an operation that ran already.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    resumed: Option<usize>,
 }
 
 impl Marks {
@@ -116,10 +146,49 @@ impl Marks {
         }
     }
 
-    /// A stop begins.
-    pub fn begin_stop(&mut self, at: Timestamp) {
+    /// A stop begins, in the name of a request where there is one. A start that was under way has come to nothing.
+    pub fn begin_stop(&mut self, at: Timestamp, cause: Option<String>) {
+        self.fail("Interrupted", at);
         self.begin(at);
         self.stopping = true;
+        self.cause = cause;
+    }
+
+    /// An operation was found under way, which another process began at that time: what it has passed was told by that one.
+    pub fn resume(&mut self, began: Timestamp, passed: &[Step], now: Timestamp) {
+        self.begin(began);
+        for step in passed {
+            self.reached(*step, now);
+        }
+        self.last = Some(now);
+        self.sent = self.order.len();
+        self.resumed = Some(self.sent);
+    }
+
+    /// The instance is certainly gone: a stop is over, and a start that was under way has come to nothing.
+    pub fn gone(&mut self, at: Timestamp) {
+        if self.stopping {
+            self.reached(Step::Teardown, at);
+        } else if !self.instance.as_str().is_empty() {
+            self.fail("Gone", at);
+        }
+    }
+
+    /// The operation has come to nothing: the step that was under way ends with it, for this reason. Nothing where it is over already.
+    pub fn fail(&mut self, why: &str, at: Timestamp) {
+        if !self.running() || self.stopping || self.ended.keys().any(|step| step.closes()) || self.error.is_some() {
+            return;
+        }
+        let under_way = Step::ALL.into_iter().find(|step| !self.ended.contains_key(step));
+        if let Some(step) = under_way {
+            self.reached(step, at);
+            self.error = Some(why.to_owned());
+        }
+    }
+
+    /// Trace context of the request that is carried out.
+    pub fn cause(&self) -> Option<&str> {
+        self.cause.as_deref()
     }
 
     /// Whether the running operation is a stop.
@@ -134,7 +203,7 @@ impl Marks {
 
     /// A step has ended, and the next begins.
     pub fn reached(&mut self, step: Step, at: Timestamp) {
-        let Some(last) = self.last else { return };
+        let Some(last) = self.last.filter(|_| self.error.is_none()) else { return };
         if let std::collections::btree_map::Entry::Vacant(e) = self.ended.entry(step) {
             e.insert((last, at));
             self.order.push(step);
@@ -154,18 +223,18 @@ impl Marks {
 
     /// Steps of the running operation that nobody has taken.
     fn fresh(&self) -> Vec<Finished> {
-        let fresh = self.order.get(self.sent..).unwrap_or_default();
-        let finished = fresh.iter().filter_map(|step| {
+        let finished = self.order.iter().enumerate().skip(self.sent).filter_map(|(i, step)| {
             let (start, end) = *self.ended.get(step)?;
-            let last = matches!(step, Step::GuestAgent | Step::Teardown);
+            let error = self.error.clone().filter(|_| i + 1 == self.order.len());
             Some(Finished {
                 step: *step,
                 instance: self.instance.clone(),
-                traceparent: String::new(),
+                traceparent: self.cause.clone().unwrap_or_default(),
                 start,
                 end,
-                error: None,
-                closes: self.began.filter(|_| last),
+                closes: self.began.filter(|_| step.closes() || error.is_some()),
+                error,
+                resumed: self.resumed == Some(i),
             })
         });
         finished.collect()
@@ -176,7 +245,7 @@ impl Marks {
         let mut out = std::mem::take(&mut self.left);
         out.extend(self.fresh());
         self.sent = self.order.len();
-        out.iter_mut().for_each(|f| f.traceparent = traceparent.to_owned());
+        out.iter_mut().filter(|f| f.traceparent.is_empty()).for_each(|f| f.traceparent = traceparent.to_owned());
         out
     }
 }
@@ -194,7 +263,7 @@ mod tests {
         m.concerns(&"i".into());
         m.reached(Step::Create, Timestamp(7));
         m.reached(Step::Create, Timestamp(9));
-        m.reached(Step::GuestAgent, Timestamp(11));
+        m.reached(Step::Publish, Timestamp(11));
         let f = m.take("t");
         assert_eq!(f.len(), 2);
         assert!(f.iter().all(|s| s.instance.as_str() == "i"));
@@ -202,12 +271,53 @@ mod tests {
         assert_eq!((f[1].start, f[1].end, f[1].closes), (Timestamp(7), Timestamp(11), Some(Timestamp(5))));
         assert!(m.take("t").is_empty());
         // The end of one operation can be the beginning of the next.
-        m.begin_stop(Timestamp(20));
+        m.begin_stop(Timestamp(20), Some("r".into()));
         m.reached(Step::Teardown, Timestamp(30));
         m.begin(Timestamp(30));
         m.reached(Step::Create, Timestamp(31));
         let told: Vec<_> = m.take("t").iter().map(|f| (f.step, f.end, f.closes)).collect();
         let stop = (Step::Teardown, Timestamp(30), Some(Timestamp(20)));
         assert_eq!(told, [stop, (Step::Create, Timestamp(31), None)]);
+    }
+
+    #[test]
+    fn an_operation_that_comes_to_nothing_is_closed_with_the_step_that_was_under_way() {
+        let mut m = Marks::default();
+        m.fail("Failed", Timestamp(1));
+        m.begin(Timestamp(5));
+        m.reached(Step::Create, Timestamp(6));
+        m.fail("ImagePull", Timestamp(9));
+        m.fail("again", Timestamp(10));
+        m.reached(Step::Prepare, Timestamp(11));
+        let told: Vec<_> = m.take("t").into_iter().map(|f| (f.step, f.end, f.error, f.closes)).collect();
+        let failed = (Step::Place, Timestamp(9), Some("ImagePull".to_owned()), Some(Timestamp(5)));
+        assert_eq!(told, [(Step::Create, Timestamp(6), None, None), failed]);
+        // A request to stop has a trace of its own; what it interrupts has not.
+        m.begin(Timestamp(20));
+        m.reached(Step::Create, Timestamp(21));
+        m.begin_stop(Timestamp(22), Some("r".into()));
+        m.reached(Step::Teardown, Timestamp(23));
+        let told: Vec<_> = m.take("t").into_iter().map(|f| (f.step, f.traceparent, f.error.is_some())).collect();
+        let parent = |of: &str| of.to_owned();
+        assert_eq!(
+            told,
+            [
+                (Step::Create, parent("t"), false),
+                (Step::Place, parent("t"), true),
+                (Step::Teardown, parent("r"), false)
+            ]
+        );
+    }
+
+    #[test]
+    fn a_successor_tells_only_what_ends_under_its_eyes() {
+        let mut m = Marks::default();
+        m.resume(Timestamp(5), &[Step::Create, Step::Place], Timestamp(50));
+        assert!(m.take("t").is_empty());
+        m.reached(Step::Prepare, Timestamp(60));
+        m.reached(Step::Publish, Timestamp(70));
+        let told: Vec<_> = m.take("t").iter().map(|f| (f.step, f.start, f.resumed, f.closes)).collect();
+        let last = (Step::Publish, Timestamp(60), false, Some(Timestamp(5)));
+        assert_eq!(told, [(Step::Prepare, Timestamp(50), true, None), last]);
     }
 }

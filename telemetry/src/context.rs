@@ -47,6 +47,11 @@ impl TraceContext {
         (trace_id != [0; 16] && span_id != [0; 8]).then_some(Self { trace_id, span_id, sampled: flag[0] & 1 == 1 })
     }
 
+    /// The trace's id, in hexadecimal digits.
+    pub fn trace(self) -> String {
+        hex(&self.trace_id)
+    }
+
     /// The same trace with another parent.
     pub fn child(self, span_id: [u8; 8]) -> Self {
         Self { span_id, ..self }

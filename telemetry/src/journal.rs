@@ -101,6 +101,7 @@ struct Shared {
     /// The disk cannot be written: nothing is encoded, only counted.
     down: AtomicBool,
     dropped: AtomicU64,
+    written: AtomicU64,
 }
 
 #[derive(Default)]
@@ -159,6 +160,7 @@ impl Journal {
             generation: AtomicU64::new(1),
             down: AtomicBool::new(false),
             dropped: AtomicU64::new(0),
+            written: AtomicU64::new(0),
         });
         let head = Head {
             schema: SCHEMA,
@@ -269,7 +271,7 @@ impl Journal {
     }
 }
 
-/// Makes a journal's thread write what waits.
+/// Makes a journal's thread write what waits, and knows what became of what was recorded.
 #[derive(Clone)]
 pub struct Flusher {
     shared: Option<Arc<Shared>>,
@@ -277,6 +279,12 @@ pub struct Flusher {
 }
 
 impl Flusher {
+    /// Bytes that were written so far, and records that were dropped.
+    pub fn counts(&self) -> (u64, u64) {
+        let of = |s: &Arc<Shared>| (s.written.load(Ordering::Relaxed), s.dropped.load(Ordering::Relaxed));
+        self.shared.as_ref().map_or((0, 0), of)
+    }
+
     /// Returns when all that was recorded before the call is in the files, or dropped; after five seconds at the latest.
     /// Blocks.
     pub fn flush(&self) {
@@ -422,6 +430,7 @@ impl Writer {
         let encoder = self.encoder.as_mut().map_err(|e| e.to_string())?;
         let block = encoder.block(&self.head, &chunk.lines)?;
         self.files.append(&block)?;
+        self.shared.written.fetch_add(block.len() as u64, Ordering::Relaxed);
         if self.files.is_full() {
             self.rotate_soon();
         }

@@ -5,17 +5,18 @@
 //! end, and its span is emitted once, when the step ends, with an id derived from (cell, operation, step). A process that
 //! repeats a step after a crash derives the same id, and a child can name its parent before the parent has ended.
 //!
-//! Without a collector a step costs one counter ([`steps_dropped`]).
+//! Without a collector a step costs one counter ([`steps::counts`]), and one that is away costs a bounded queue.
 
 pub mod context;
 pub mod journal;
 pub mod logs;
+pub mod metrics;
 pub mod secret;
 pub mod steps;
 
 pub use context::TraceContext;
 pub use secret::Secret;
-pub use steps::{Step, emit, steps_dropped};
+pub use steps::{Step, emit};
 
 /// What a process says of itself and where its telemetry goes.
 #[derive(Debug, Clone, Default)]

@@ -8,7 +8,8 @@ use opentelemetry::{
 use opentelemetry_otlp::WithExportConfig;
 use opentelemetry_sdk::{
     Resource,
-    trace::{BatchSpanProcessor, SpanData, SpanProcessor},
+    error::OTelSdkResult,
+    trace::{BatchConfigBuilder, BatchSpanProcessor, SpanData, SpanExporter, SpanProcessor},
 };
 use std::{
     sync::{
@@ -18,8 +19,48 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+/// Spans that may wait for a collector that is away or slow; more are dropped.
+const QUEUE: u64 = 2048;
+/// Spans of one export.
+const BATCH: usize = 512;
+/// How long a span waits for others. A process that is killed takes what waits along, so it is short.
+const LINGER: Duration = Duration::from_millis(250);
+/// An export that takes longer has failed.
+const PATIENCE: Duration = Duration::from_secs(5);
+
 static PROCESSOR: OnceLock<BatchSpanProcessor> = OnceLock::new();
-static DROPPED: AtomicU64 = AtomicU64::new(0);
+static UNSENT: AtomicU64 = AtomicU64::new(0);
+static WAITING: AtomicU64 = AtomicU64::new(0);
+static EXPORTED: AtomicU64 = AtomicU64::new(0);
+static FAILED: AtomicU64 = AtomicU64::new(0);
+static OVERFLOWN: AtomicU64 = AtomicU64::new(0);
+
+/// What became of the steps of this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counts {
+    /// No collector is configured, or the trace is not sampled.
+    pub unsent: u64,
+    /// They wait for the collector, or are on their way.
+    pub waiting: u64,
+    /// The collector has them.
+    pub exported: u64,
+    /// Lost: the collector was away, too slow, or refused them.
+    pub failed: u64,
+    /// Lost: too many waited for the collector.
+    pub overflown: u64,
+}
+
+/// What became of the steps so far.
+pub fn counts() -> Counts {
+    let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    Counts {
+        unsent: of(&UNSENT),
+        waiting: of(&WAITING),
+        exported: of(&EXPORTED),
+        failed: of(&FAILED),
+        overflown: of(&OVERFLOWN),
+    }
+}
 
 /// A finished step of an operation on one cell.
 #[derive(Debug, Clone)]
@@ -47,19 +88,48 @@ pub struct Step<'a> {
     pub error: Option<String>,
 }
 
-/// Emits the span of a finished step. Never blocks; where no collector is configured, or the trace is not sampled, it
-/// counts and returns.
+/// Emits the span of a finished step. Never blocks; where no collector is configured, or the trace is not sampled, or too many
+/// spans wait, it counts and returns.
 pub fn emit(step: Step<'_>) {
     let Some(processor) = PROCESSOR.get().filter(|_| step.context.sampled) else {
-        DROPPED.fetch_add(1, Ordering::Relaxed);
+        UNSENT.fetch_add(1, Ordering::Relaxed);
         return;
     };
+    if WAITING.fetch_add(1, Ordering::Relaxed) >= QUEUE {
+        WAITING.fetch_sub(1, Ordering::Relaxed);
+        OVERFLOWN.fetch_add(1, Ordering::Relaxed);
+        return;
+    }
     processor.on_end(span(step));
 }
 
-/// Steps that were not exported because no collector is configured or their trace is not sampled.
-pub fn steps_dropped() -> u64 {
-    DROPPED.load(Ordering::Relaxed)
+/// Sends, and counts what became of it. (The processor neither tells how many wait nor what failed.)
+#[derive(Debug)]
+struct Counting<E>(E);
+
+impl<E: SpanExporter> SpanExporter for Counting<E> {
+    async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
+        let count = u64::try_from(batch.len()).unwrap_or(u64::MAX);
+        let result = self.0.export(batch).await;
+        WAITING.fetch_sub(count, Ordering::Relaxed);
+        let counter = if result.is_ok() { &EXPORTED } else { &FAILED };
+        let before = counter.fetch_add(count, Ordering::Relaxed);
+        if let Err(error) = &result
+            && (before == 0 || before.ilog2() != (before + count).ilog2())
+        {
+            // At 1, 2, 4, 8, ...: a collector that is away must not fill the log.
+            tracing::warn!(%error, lost = before + count, "spans are lost: the collector does not take them");
+        }
+        result
+    }
+
+    fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
+        self.0.shutdown_with_timeout(timeout)
+    }
+
+    fn set_resource(&mut self, resource: &Resource) {
+        self.0.set_resource(resource);
+    }
 }
 
 fn span(step: Step<'_>) -> SpanData {
@@ -109,10 +179,15 @@ pub(crate) fn init(service: &'static str, endpoint: &str) -> Result<(), Error> {
     let exporter = opentelemetry_otlp::SpanExporter::builder()
         .with_tonic()
         .with_endpoint(endpoint)
-        .with_timeout(Duration::from_secs(5))
+        .with_timeout(PATIENCE)
         .build()
         .map_err(|e| Error::Exporter(endpoint.to_owned(), e))?;
-    let mut processor = BatchSpanProcessor::builder(exporter).build();
+    let config = BatchConfigBuilder::default()
+        .with_max_queue_size(QUEUE as usize + BATCH)
+        .with_max_export_batch_size(BATCH)
+        .with_scheduled_delay(LINGER)
+        .build();
+    let mut processor = BatchSpanProcessor::builder(Counting(exporter)).with_batch_config(config).build();
     processor.set_resource(
         &Resource::builder()
             .with_service_name(service)

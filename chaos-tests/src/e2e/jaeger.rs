@@ -3,6 +3,7 @@
 use super::{
     cluster::{Janitor, free_port},
     wait,
+    web::Web,
 };
 use crate::{kubernetes::Process, rules::root};
 use anyhow::{Context, Result, ensure};
@@ -114,8 +115,7 @@ pub struct Jaeger {
     pub otlp: String,
     /// Where people and tests look.
     pub url: String,
-    runtime: tokio::runtime::Runtime,
-    client: kube::Client,
+    web: Web,
     process: Process,
     _janitor: Janitor,
 }
@@ -152,33 +152,18 @@ impl Jaeger {
         fs::write(&file, config.to_string()).context("write Jaeger's configuration")?;
         let process = Process::start(&data, "jaeger", Command::new(program).arg("--config").arg(&file))?;
         let url = format!("http://{}", address(query));
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let client = {
-            let _guard = runtime.enter();
-            kube::Client::try_from(kube::Config::new(url.parse()?))?
-        };
         let jaeger =
-            Self { otlp: format!("http://{}", address(grpc)), url, runtime, client, process, _janitor: janitor };
+            Self { otlp: format!("http://{}", address(grpc)), web: Web::new(&url)?, url, process, _janitor: janitor };
         jaeger
             .process
-            .ready("Jaeger", READY, || Ok(jaeger.get("/api/services").map(|_| ()).map_err(|e| format!("{e:#}"))))?;
+            .ready("Jaeger", READY, || Ok(jaeger.web.get("/api/services").map(|_| ()).map_err(|e| format!("{e:#}"))))?;
         Ok(jaeger)
-    }
-
-    /// `None` for what is not there.
-    fn get(&self, path: &str) -> Result<Option<Value>> {
-        let request = http::Request::get(path).body(Vec::new())?;
-        match self.runtime.block_on(self.client.request(request)) {
-            Ok(answer) => Ok(Some(answer)),
-            Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
-            Err(error) => Err(error.into()),
-        }
     }
 
     /// The spans of a trace so far; none where it is not known.
     pub fn trace(&self, id: &str) -> Result<Vec<Span>> {
         self.process.check()?;
-        let answer = self.get(&format!("/api/traces/{id}"))?.unwrap_or_default();
+        let answer = self.web.get(&format!("/api/traces/{id}"))?.unwrap_or_default();
         let trace = &answer["data"][0];
         let spans = trace["spans"].as_array().into_iter().flatten();
         Ok(spans.map(|span| Span::read(span, &trace["processes"])).collect())
@@ -199,10 +184,11 @@ impl Jaeger {
 
     /// All that it was ever told, as text.
     pub fn everything(&self) -> Result<String> {
-        let services = self.get("/api/services")?.unwrap_or_default();
+        let services = self.web.get("/api/services")?.unwrap_or_default();
         let services = services["data"].as_array().into_iter().flatten().filter_map(Value::as_str);
-        let told =
-            |s| anyhow::Ok(self.get(&format!("/api/traces?service={s}&limit=10000&lookback=1h"))?.unwrap_or_default());
+        let told = |s| {
+            anyhow::Ok(self.web.get(&format!("/api/traces?service={s}&limit=10000&lookback=1h"))?.unwrap_or_default())
+        };
         services.map(|s| told(s).map(|t| t.to_string())).collect()
     }
 }

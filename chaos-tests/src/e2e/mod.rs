@@ -12,5 +12,7 @@ pub mod kubectl;
 pub mod leaks;
 pub mod manifest;
 pub mod process;
+pub mod prometheus;
 pub mod vm;
 pub mod wait;
+pub mod web;

@@ -86,6 +86,7 @@ pub async fn api(site: Rc<Site>) -> turmoil::Result {
 /// A controller process.
 pub async fn controller(site: Rc<Site>, host: String) -> turmoil::Result {
     let config = reconcilers::Config {
+        metrics: Default::default(),
         client: net::client(&host)?,
         dial: net::dial(),
         tls: site.identities.controller(),

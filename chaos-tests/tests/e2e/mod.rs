@@ -6,6 +6,7 @@ pub(crate) mod endings;
 mod explain;
 mod kubectl;
 mod many;
+mod metrics;
 mod nodes;
 mod start;
 mod stop;

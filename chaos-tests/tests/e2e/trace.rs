@@ -1,94 +1,73 @@
-//! The journey from the VM's creation to the guest's agent is one trace across the processes.
+//! What a user asks for is one trace, from the request to the guest's agent, across the processes and over their ends: read back from a
+//! real Jaeger.
 
 use super::e2e;
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use chaos_tests::e2e::{
     cluster::{Cluster, Options},
+    jaeger::{self, Jaeger, Span, story, whole},
     manifest::vm,
     process,
     vm::{START, Vm},
     wait,
 };
-use opentelemetry_proto::tonic::{
-    collector::trace::v1::{
-        ExportTraceServiceRequest, ExportTraceServiceResponse,
-        trace_service_server::{TraceService, TraceServiceServer},
-    },
-    trace::v1::Span,
-};
+use nix::sys::signal::Signal;
 use std::{
     collections::BTreeSet,
-    sync::{Arc, Mutex, PoisonError},
+    sync::PoisonError,
+    time::{Duration, Instant},
 };
 
 /// All that our own crates say.
 const LOUD: &str = "info,state=trace,reconcilers=trace,node_agent=trace,gateway=trace,launcher=trace,embedded=debug";
+/// The steps of a start, one after the other; the last one is told after the start is over.
+const START_STEPS: [&str; 7] =
+    ["create-vmi", "place-pod", "prepare-pod", "authorise", "boot", "publish", "guest-agent"];
+/// The steps of a stop.
+const STOP_STEPS: [&str; 2] = ["shutdown", "teardown"];
+/// Clocks are read in milliseconds, by processes of one machine.
+const TICK: u64 = 2_000;
 
-/// (service, span)
-type Spans = Arc<Mutex<Vec<(String, Span)>>>;
-
-struct Collector(Spans);
-
-#[tonic::async_trait]
-impl TraceService for Collector {
-    async fn export(
-        &self,
-        request: tonic::Request<ExportTraceServiceRequest>,
-    ) -> std::result::Result<tonic::Response<ExportTraceServiceResponse>, tonic::Status> {
-        let mut spans = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        for resource in request.into_inner().resource_spans {
-            let attributes = resource.resource.unwrap_or_default().attributes;
-            let service = attributes.iter().find(|a| a.key == "service.name").map(|a| format!("{:?}", a.value));
-            for span in resource.scope_spans.into_iter().flat_map(|scope| scope.spans) {
-                spans.push((service.clone().unwrap_or_default(), span));
-            }
-        }
-        Ok(tonic::Response::new(ExportTraceServiceResponse::default()))
-    }
+/// The id in a trace context.
+fn id(object: &serde_json::Value) -> Result<String> {
+    let context = object["metadata"]["annotations"]["virtfold.io/traceparent"].as_str().context("no trace context")?;
+    Ok(context.split('-').nth(1).context("a trace context has four parts")?.to_owned())
 }
 
-#[test]
-fn a_start_is_one_trace_across_the_processes() -> Result<()> {
-    e2e!();
-    let _turn = super::TURN.read().unwrap_or_else(PoisonError::into_inner);
-    let spans = Spans::default();
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-    let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0"))?;
-    let endpoint = format!("http://{}", listener.local_addr()?);
-    let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
-    let service = TraceServiceServer::new(Collector(spans.clone()));
-    runtime.spawn(tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming));
-
-    let cluster = Cluster::start(Options {
-        nodes: 1,
-        arguments: vec!["--stop-guests".into(), "--otlp-endpoint".into(), endpoint],
-        environment: vec![("VIRTFOLD_LOG".into(), LOUD.into())],
-    })?;
-    // What nobody but the guest may see.
-    let secret = "hush-7c1e-user-data";
-    let machine = Vm::running(&cluster, &vm("traced").user_data(&format!("#!/bin/sh\n: {secret}\n")))?;
-    machine.wait_condition("AgentConnected", "True", START)?;
-    let vmi = machine.vmi()?;
-    let parent = vmi["metadata"]["annotations"]["virtfold.io/traceparent"].as_str().unwrap_or_default().to_owned();
-    let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
-    let of_trace = || -> Vec<(String, Span)> {
-        let all = spans.lock().unwrap_or_else(PoisonError::into_inner);
-        all.iter().filter(|(_, s)| parent.contains(&hex(&s.trace_id))).cloned().collect()
+/// The one span of an operation on one instance, and its steps: all are there, each begins where the one before ended, and all lie within it.
+fn operation<'a>(trace: &'a [Span], root: &Span, name: &str, steps: &[&str], since: Instant) -> Result<&'a Span> {
+    let story = story(trace);
+    let below = |parent: &Span, name: &str| -> Result<&'a Span> {
+        let found: Vec<&Span> =
+            trace.iter().filter(|s| s.name == name && s.parent.as_ref() == Some(&parent.id)).collect();
+        let [one] = found[..] else {
+            anyhow::bail!("{} spans '{name}' below '{}':\n{story}", found.len(), parent.name)
+        };
+        Ok(one)
     };
-    wait::until("the root span", START, || {
-        let names: Vec<String> = of_trace().into_iter().map(|(_, s)| s.name).collect();
-        let whole = names.iter().any(|n| n == "start") && names.iter().any(|n| n == "guest-agent");
-        Ok(if whole { Ok(()) } else { Err(format!("{parent}: {names:?}")) })
-    })?;
-    for process in process::all() {
-        let environment = std::fs::read(format!("/proc/{}/environ", process.pid)).unwrap_or_default();
-        let seen = process.arguments.join(" ") + &String::from_utf8_lossy(&environment);
-        ensure!(!seen.contains(secret), "process {} ({}) shows user data", process.pid, process.name);
+    let whole = below(root, name)?;
+    ensure!(u128::from(whole.duration) <= since.elapsed().as_micros(), "'{name}' lasts too long:\n{story}");
+    let mut at = whole.start;
+    for step in steps {
+        let span = below(whole, step)?;
+        ensure!(span.start.abs_diff(at) <= TICK, "'{step}' begins where the step before ended:\n{story}");
+        ensure!(!span.tags.contains_key("error"), "'{step}' failed:\n{story}");
+        at = span.start + span.duration;
+        let within = at <= whole.start + whole.duration + TICK;
+        ensure!(within || *step == "guest-agent", "'{step}' ends after the {name}:\n{story}");
     }
-    machine.delete()?;
-    ensure!(cluster.terminate(std::time::Duration::from_secs(60))? == Some(0), "{}", cluster.log_tail());
-    ensure!(!format!("{spans:?}").contains(secret), "a span shows user data");
-    for log in [cluster.log(), cluster.data.join("nodes/node-1/agent.log")] {
+    for span in trace {
+        for key in ["virtfold.cell", "virtfold.operation"] {
+            ensure!(span.tags.contains_key(key), "'{}' has no {key}:\n{story}", span.name);
+        }
+    }
+    Ok(whole)
+}
+
+/// Fails where anything that people or collectors can read shows what only the guest may see.
+fn assert_hushed(cluster: &Cluster, jaeger: &Jaeger, secret: &str) -> Result<()> {
+    ensure!(!jaeger.everything()?.contains(secret), "a span shows user data");
+    for log in [cluster.log(), cluster.data.join("virtfold.log"), cluster.data.join("nodes/node-1/agent.log")] {
         let said = std::fs::read(&log)?;
         ensure!(!String::from_utf8_lossy(&said).contains(secret), "{} shows user data", log.display());
     }
@@ -103,41 +82,118 @@ fn a_start_is_one_trace_across_the_processes() -> Result<()> {
         }
     }
     ensure!(lines > 40, "the journals have {lines} records");
-
-    let all: Vec<(String, Span)> = of_trace();
-    let story = all
-        .iter()
-        .map(|(service, s)| format!("{service} {} {} <- {}", s.name, hex(&s.span_id), hex(&s.parent_span_id)))
-        .collect::<Vec<_>>()
-        .join("\n");
-    let named = |name: &str| -> Result<&Span> {
-        let mut found = all.iter().filter(|(_, s)| s.name == name).map(|(_, s)| s);
-        let one = found.next().ok_or_else(|| anyhow::anyhow!("no span '{name}':\n{story}"))?;
-        ensure!(found.next().is_none(), "two spans '{name}':\n{story}");
-        Ok(one)
-    };
-    let root = named("write")?;
-    ensure!(root.parent_span_id.is_empty(), "the write is the root:\n{story}");
-    ensure!(parent.contains(&hex(&root.span_id)), "the root is the annotation's span:\n{story}");
-    let ids: BTreeSet<&[u8]> = all.iter().map(|(_, s)| s.span_id.as_slice()).collect();
-    ensure!(ids.len() == all.len(), "two spans have one id:\n{story}");
-    // The end of the machine is another operation that follows from the same write.
-    for (operation, steps) in [
-        ("start", &["create-vmi", "prepare-pod", "authorise", "boot", "guest-agent"][..]),
-        ("stop", &["shutdown", "teardown"][..]),
-    ] {
-        let whole = named(operation)?;
-        ensure!(whole.parent_span_id == root.span_id, "'{operation}' follows from the write:\n{story}");
-        for step in steps {
-            ensure!(named(step)?.parent_span_id == whole.span_id, "'{step}' is of the {operation}:\n{story}");
-        }
-    }
-    for (_, s) in &all {
-        ensure!(s.end_time_unix_nano >= s.start_time_unix_nano, "{} ends before it begins", s.name);
-        let known = s.parent_span_id.is_empty() || ids.contains(s.parent_span_id.as_slice());
-        ensure!(known, "nobody told of the parent of '{}':\n{story}", s.name);
-    }
-    let services: BTreeSet<&str> = all.iter().map(|(service, _)| service.as_str()).collect();
-    ensure!(services.len() >= 2, "spans of one process only:\n{story}");
     Ok(())
+}
+
+#[test]
+fn each_operation_is_one_trace_across_processes_and_over_their_ends() -> Result<()> {
+    e2e!();
+    if let Err(why) = jaeger::program() {
+        println!("SKIPPED: {why}");
+        return Ok(());
+    }
+    let _turn = super::TURN.read().unwrap_or_else(PoisonError::into_inner);
+    let jaeger = Jaeger::start()?;
+    let cluster = Cluster::start(Options {
+        nodes: 1,
+        arguments: vec!["--stop-guests".into(), "--otlp-endpoint".into(), jaeger.otlp.clone()],
+        environment: vec![("VIRTFOLD_LOG".into(), LOUD.into())],
+    })?;
+    let ask = |verb: &str| -> Result<Instant> {
+        let began = Instant::now();
+        let (code, out, error) = cluster.virtfold(&[verb, "traced"])?;
+        ensure!(code == 0, "{verb}: {code} {out}{error}");
+        Ok(began)
+    };
+    let started = |machine: &Vm, before: &str| -> Result<String> {
+        machine.wait_vmi("another instance", START, |vmi| (vmi["metadata"]["uid"] != before).then_some(()))?;
+        machine.wait_condition("AgentConnected", "True", START)?;
+        Ok(machine.vmi()?["metadata"]["uid"].as_str().unwrap_or_default().to_owned())
+    };
+    let gone = |machine: &Vm| {
+        wait::until("the end of the instance", START, || Ok(machine.vmi().err().map(|_| ()).ok_or_else(String::new)))
+    };
+    let names = |lists: &[&[&'static str]]| lists.concat();
+
+    // What nobody but the guest may see.
+    let secret = "hush-7c1e-user-data";
+    let began = Instant::now();
+    let machine = Vm::running(&cluster, &vm("traced").user_data(&format!("#!/bin/sh\n: {secret}\n")))?;
+    let first = started(&machine, "")?;
+    for process in process::all() {
+        let environment = std::fs::read(format!("/proc/{}/environ", process.pid)).unwrap_or_default();
+        let seen = process.arguments.join(" ") + &String::from_utf8_lossy(&environment);
+        ensure!(!seen.contains(secret), "process {} ({}) shows user data", process.pid, process.name);
+    }
+    let created = id(&machine.vmi()?)?;
+    let trace = jaeger.finished(&created, &names(&[&["write", "start"], &START_STEPS]), START)?;
+    let root = whole(&trace)?;
+    ensure!(root.name == "write", "the write is the root:\n{}", story(&trace));
+    operation(&trace, root, "start", &START_STEPS, began)?;
+    let services: BTreeSet<&str> = trace.iter().map(|s| s.service.as_str()).collect();
+    ensure!(services.len() >= 2, "spans of one process only:\n{}", story(&trace));
+
+    // A restart is a request that leads to a stop and a start.
+    let began = ask("restart")?;
+    started(&machine, &first)?;
+    let restarted = id(&machine.vmi()?)?;
+    ensure!(restarted != created, "the restart belongs to the creation");
+    let all = names(&[&["restart", "stop", "start"], &START_STEPS, &STOP_STEPS]);
+    let trace = jaeger.finished(&restarted, &all, START)?;
+    let root = whole(&trace)?;
+    ensure!(root.name == "restart", "the request is the root:\n{}", story(&trace));
+    let stop = operation(&trace, root, "stop", &STOP_STEPS, began)?;
+    let start = operation(&trace, root, "start", &START_STEPS, began)?;
+    ensure!(stop.start <= start.start, "the stop comes first:\n{}", story(&trace));
+
+    let began = ask("stop")?;
+    gone(&machine)?;
+    let trace = jaeger.finished(&id(&machine.vm()?)?, &names(&[&["stop"], &STOP_STEPS]), START)?;
+    operation(&trace, whole(&trace)?, "stop", &STOP_STEPS, began)?;
+
+    // A node agent dies in the middle of a start.
+    let began = ask("start")?;
+    machine.wait_vmi("a pod", START, |vmi| {
+        let pods = vmi["status"]["activePods"].as_object();
+        pods.is_some_and(|pods| !pods.is_empty()).then_some(())
+    })?;
+    process::destroy(cluster.agent_pid("node-1")?)?;
+    started(&machine, "")?;
+    let trace = jaeger.finished(&id(&machine.vm()?)?, &names(&[&["start"], &START_STEPS]), START)?;
+    operation(&trace, whole(&trace)?, "start", &START_STEPS, began)?;
+
+    // The controller dies in the middle of a start, which cannot go on while the agent sleeps.
+    ask("stop")?;
+    gone(&machine)?;
+    let agent = cluster.agent_pid("node-1")?;
+    process::signal(agent, Signal::SIGSTOP)?;
+    let began = ask("start")?;
+    let trace_id = id(&machine.vm()?)?;
+    wait::until("the first spans", START, || {
+        let trace = jaeger.trace(&trace_id)?;
+        let there = ["start", "create-vmi", "place-pod"].iter().all(|name| trace.iter().any(|s| s.name == *name));
+        Ok(if there { Ok(()) } else { Err(story(&trace)) })
+    })?;
+    cluster.kill_up()?;
+    cluster.up()?;
+    wait::until("the successor", START, || {
+        let (code, out, error) = cluster.virtfold(&["explain", "vm/traced"])?;
+        Ok(if code == 0 { Ok(()) } else { Err(format!("{out}{error}")) })
+    })?;
+    process::signal(agent, Signal::SIGCONT)?;
+    started(&machine, "")?;
+    let trace = jaeger.finished(&trace_id, &names(&[&["start"], &START_STEPS]), START)?;
+    let root = whole(&trace)?;
+    let start = trace.iter().find(|s| s.name == "start" && s.parent.as_ref() == Some(&root.id)).context("no start")?;
+    ensure!(u128::from(start.duration) <= began.elapsed().as_micros() + 1_000_000, "too long:\n{}", story(&trace));
+    let interrupted: Vec<&str> =
+        trace.iter().filter(|s| s.tags.contains_key("virtfold.interrupted")).map(|s| s.name.as_str()).collect();
+    ensure!(interrupted == ["prepare-pod"], "{interrupted:?} were interrupted:\n{}", story(&trace));
+
+    // A deletion follows from the last write, and its trace stays whole.
+    machine.delete()?;
+    let trace = jaeger.finished(&trace_id, &names(&[&["start", "stop"], &STOP_STEPS]), START)?;
+    operation(&trace, whole(&trace)?, "stop", &STOP_STEPS, began)?;
+    ensure!(cluster.terminate(Duration::from_secs(60))? == Some(0), "{}", cluster.log_tail());
+    assert_hushed(&cluster, &jaeger, secret)
 }

@@ -43,7 +43,7 @@ pub(super) async fn start(
     let file = std::path::absolute(file)?;
     let cluster = named(&file)?;
     let url = cluster.server.clone().unwrap_or_default();
-    let system = component::client(&file, "virtfold-up").await?;
+    let system = component::client(&file, "virtfold-up", &Default::default()).await?;
     let version = system.apiserver_version().await.with_context(|| format!("the API server {url} does not answer"))?;
     site.story.say(&format!("the API server {url} is Kubernetes {}", version.git_version));
     no_other(&system).await?;
@@ -70,7 +70,7 @@ pub(super) async fn start(
     };
     let controller = account(site, &system, CONTROLLER, &cluster).await?;
     let gateway = account(site, &system, GATEWAY, &cluster).await?;
-    let (client, tls) = (component::client(&gateway, GATEWAY).await?, site.component(GATEWAY)?);
+    let (client, tls) = (component::client(&gateway, GATEWAY, &site.metrics).await?, site.component(GATEWAY)?);
     let lease = reconcilers::LeaseConfig::default();
     let leader = Leader::new(client.clone(), proto::transport::direct(), tls.clone(), (lease.namespace, lease.name));
     site.tasks.spawn(serve(Apart {
@@ -82,6 +82,7 @@ pub(super) async fn start(
         listener,
         certificates: site.layout.data("pki").join("gateway.json"),
         life: Duration::from_secs(site.options.certificate_life),
+        metrics: site.metrics.clone(),
         stop: site.serving.clone(),
     }));
     let agents = account(site, &system, NODE, &within).await?;
@@ -89,7 +90,7 @@ pub(super) async fn start(
         site.controller_tasks.spawn(cluster::schedule(system.clone(), site.controllers.clone()));
     }
     Ok(Plane {
-        controller: component::client(&controller, CONTROLLER).await?,
+        controller: component::client(&controller, CONTROLLER, &site.metrics).await?,
         url,
         kubeconfig: file,
         system,

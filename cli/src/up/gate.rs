@@ -27,6 +27,7 @@ pub fn install(site: &Site<'_>, server: &ApiServer) -> anyhow::Result<()> {
         authorization: Authorization::Forwarded,
         explain: Some(Arc::new(Why(site.explainer.clone()))),
         patience: gateway::PATIENCE,
+        metrics: site.metrics.clone(),
     });
     let gate = Arc::new(Gate(gateway));
     server.add_admission(gate.clone());

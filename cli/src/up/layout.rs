@@ -17,6 +17,9 @@ pub const BRIDGE: &str = "br0";
 /// Port of a node agent's gRPC server.
 pub const AGENT_PORT: u16 = 8443;
 
+/// Port of metrics, of the control plane inside of the cluster and of each node's agent.
+pub const METRICS_PORT: u16 = 8444;
+
 /// The places of one cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layout {

@@ -14,6 +14,7 @@ pub mod layout;
 mod network;
 mod own;
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -33,8 +34,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::args;
+use crate::observed::{self, Observed};
 use agents::AgentConfig;
-use layout::{API, Layout};
+use layout::{API, Layout, METRICS_PORT};
 
 /// Programs that are needed, and the Debian packages that bring them.
 const PROGRAMS: [(&str, &str); 6] = [
@@ -228,6 +230,7 @@ pub(crate) struct Site<'a> {
     dial: proto::transport::Dial,
     datagrams: proto::transport::Datagrams,
     explainer: reconcilers::Explainer,
+    metrics: telemetry::metrics::Registry,
     tasks: TaskTracker,
     serving: CancellationToken,
     controller_tasks: TaskTracker,
@@ -276,6 +279,7 @@ async fn start(
         dial,
         datagrams,
         explainer: reconcilers::Explainer::default(),
+        metrics: telemetry::metrics::Registry::default(),
         tasks: TaskTracker::new(),
         serving: CancellationToken::new(),
         controller_tasks: TaskTracker::new(),
@@ -301,6 +305,7 @@ async fn start(
 async fn parts(site: &Site<'_>, plane: &Plane) -> anyhow::Result<CancellationToken> {
     let (options, layout, netns) = (site.options, site.layout, &site.netns);
     let controller = reconcilers::Config {
+        metrics: site.metrics.clone(),
         client: plane.controller.clone(),
         dial: site.dial.clone(),
         tls: site.component(CONTROLLER)?,
@@ -313,6 +318,7 @@ async fn parts(site: &Site<'_>, plane: &Plane) -> anyhow::Result<CancellationTok
     };
     site.controller_tasks.spawn(lead(controller));
 
+    observe(site, plane).await?;
     let collector = match &options.otlp_endpoint {
         Some(endpoint) => Some(network::relay(netns, endpoint).await?),
         None => None,
@@ -361,6 +367,48 @@ async fn parts(site: &Site<'_>, plane: &Plane) -> anyhow::Result<CancellationTok
     }
     site.story.say(&format!("{} node agent(s) started or found again", options.nodes));
     Ok(agents)
+}
+
+/// Serves what the control plane tells, inside of the cluster and, where asked for, on the machine, and what the node agents tell.
+async fn observe(site: &Site<'_>, plane: &Plane) -> anyhow::Result<()> {
+    let outside = site.options.metrics;
+    let extra: Vec<String> = outside.iter().map(|a| a.ip().to_string()).collect();
+    let identity = site.pki.api_server(&extra)?;
+    let tls = https::Tls {
+        certificate_pem: identity.cert.into_bytes(),
+        key_pem: identity.key.into_bytes(),
+        client_ca_pem: site.pki.ca().as_bytes().to_vec(),
+    };
+    let observed = || Observed {
+        registry: site.metrics.clone(),
+        client: plane.system.clone(),
+        before: None,
+        ready: Arc::new(|| Ok(())),
+    };
+    let inside = SocketAddr::new(API.ip(), METRICS_PORT);
+    let listener =
+        site.netns.listen(inside).await.with_context(|| format!("cannot listen on {inside} inside of the cluster"))?;
+    site.tasks.spawn(logged(observed::serve(observed(), listener, tls.clone(), site.serving.clone())));
+    let Some(outside) = outside else { return Ok(()) };
+    let wrong = |address: SocketAddr| format!("--metrics {outside}: cannot listen on {address}");
+    let listener = https::listen(outside).await.with_context(|| wrong(outside))?;
+    site.tasks.spawn(logged(observed::serve(observed(), listener, tls, site.serving.clone())));
+    for number in 1..=site.options.nodes {
+        let port = outside.port().checked_add(number.into());
+        let port = port.with_context(|| format!("--metrics {outside}: there are not so many ports above it"))?;
+        let address = SocketAddr::new(outside.ip(), port);
+        let listener = https::listen(address).await.with_context(|| wrong(address))?;
+        let target = SocketAddr::from((site.layout.node(number).address(), METRICS_PORT));
+        let dial = site.dial.clone();
+        site.tasks.spawn(network::forward_by(listener, target, dial, site.serving.clone()));
+    }
+    Ok(())
+}
+
+async fn logged(served: impl Future<Output = anyhow::Result<()>>) {
+    if let Err(error) = served.await {
+        tracing::error!(error = format!("{error:#}"), "metrics are not served");
+    }
 }
 
 fn absolute(path: &str) -> std::path::PathBuf {

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use anyhow::Context;
 use embedded::netns::{Netns, NetnsError};
+use proto::transport::Dial;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
@@ -45,6 +47,28 @@ pub async fn relay(netns: &Netns, endpoint: &str) -> anyhow::Result<String> {
 
 /// Connections to `listener` go on to `target`, a host and a port, until `stop`; those that are open then, go on.
 pub async fn forward(listener: TcpListener, target: String, stop: CancellationToken) {
+    let name = target.clone();
+    pass_on(listener, name, stop, move || {
+        let target = target.clone();
+        async move {
+            let far = TcpStream::connect(&target).await?;
+            far.set_nodelay(true)?;
+            Ok(far)
+        }
+    })
+    .await;
+}
+
+/// The same to an address inside of the cluster.
+pub async fn forward_by(listener: TcpListener, target: SocketAddr, dial: Dial, stop: CancellationToken) {
+    pass_on(listener, target.to_string(), stop, move || dial(target)).await;
+}
+
+async fn pass_on<C, F>(listener: TcpListener, target: String, stop: CancellationToken, connect: impl Fn() -> F)
+where
+    C: AsyncRead + AsyncWrite + Unpin + Send,
+    F: Future<Output = std::io::Result<C>> + Send + 'static,
+{
     loop {
         let accepted = tokio::select! {
             () = stop.cancelled() => return,
@@ -59,12 +83,12 @@ pub async fn forward(listener: TcpListener, target: String, stop: CancellationTo
                 continue;
             }
         };
-        let target = target.clone();
+        let (target, far) = (target.clone(), connect());
         tokio::spawn(async move {
-            match TcpStream::connect(&target).await {
+            let _ = near.set_nodelay(true);
+            match far.await {
                 // How it ends is the business of both ends, which try again.
                 Ok(mut far) => {
-                    let _ = (near.set_nodelay(true), far.set_nodelay(true));
                     let _ = tokio::io::copy_bidirectional(&mut near, &mut far).await;
                 }
                 Err(error) => tracing::debug!(%error, target, "nobody is there"),

@@ -11,8 +11,10 @@ use embedded::server::https::{self, Tls};
 use embedded::server::{ApiServer, Config as ServerConfig};
 use embedded::{cluster, pki, storage};
 use tokio::net::TcpListener;
+use tower::Layer;
 
 use super::{Plane, Site, gate};
+use crate::observed::Counting;
 
 /// Starts it, on a socket of the machine and one of the cluster's network.
 pub(super) async fn start(site: &Site<'_>, listener: TcpListener, inside: TcpListener) -> anyhow::Result<Plane> {
@@ -66,7 +68,10 @@ async fn serve(site: &Site<'_>, listener: TcpListener, inside: TcpListener, etcd
         url,
         kubeconfig,
         system,
-        controller: server.client(User::new(CONTROLLER, &[])),
+        controller: {
+            let counting = Counting::new(&site.metrics, "in-process");
+            kube::Client::new(counting.layer(server.service(User::new(CONTROLLER, &[]))), "default")
+        },
         agents: None,
         etcd: Some(etcd.clone()),
         server: Some(server),

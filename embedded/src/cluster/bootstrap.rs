@@ -60,6 +60,13 @@ fn subjects(kind: &str, subject: &str, account: &str) -> Value {
     ])
 }
 
+/// Every part, by certificate and by account.
+fn reviewers() -> Vec<Value> {
+    let all = [("User", CONTROLLER, CONTROLLER), ("User", GATEWAY, GATEWAY), ("Group", "system:nodes", NODE)];
+    let each = all.into_iter().map(|(kind, subject, account)| subjects(kind, subject, account));
+    each.filter_map(|both| both.as_array().cloned()).flatten().collect()
+}
+
 /// A role for KubeVirt's kinds that the built-in role `into` has, too.
 fn user_role(into: &str, verbs: &[&str], subresources: &[&str], subresource_verbs: &[&str]) -> Value {
     let mut role = cluster_role(
@@ -181,6 +188,24 @@ pub fn objects() -> Vec<Value> {
             ],
         ),
         cluster_binding("virtfold:controller", "User", CONTROLLER, CONTROLLER),
+        // Every part asks who may see its metrics.
+        cluster_role(
+            "virtfold:reviewer",
+            &[
+                rule(&["authentication.k8s.io"], &["tokenreviews"], &["create"]),
+                rule(&["authorization.k8s.io"], &["subjectaccessreviews"], &["create"]),
+            ],
+        ),
+        json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": "virtfold:reviewer"},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "virtfold:reviewer"},
+            "subjects": reviewers(),
+        }),
+        // For whoever scrapes them.
+        json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "virtfold:metrics"},
+            "rules": [{"nonResourceURLs": ["/metrics"], "verbs": ["get"]}],
+        }),
         // The gateway: admission and subresources; it asks on behalf of others what they may do.
         cluster_role(
             "virtfold:gateway",

@@ -20,7 +20,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
 use super::ApiServer;
-use crate::auth::certificate;
+use crate::auth::{User, certificate};
 
 /// How long a client may take for its handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -141,41 +141,54 @@ where
     }
 }
 
+/// Serves a listener until `stop`. Who answers is told who a client is by its certificate.
+pub async fn serve<H, F>(listener: TcpListener, acceptor: TlsAcceptor, stop: CancellationToken, handler: H)
+where
+    H: Fn(http::Request<Body>, Option<User>) -> F + Clone + Send + 'static,
+    F: Future<Output = super::Response> + Send + 'static,
+{
+    let connections = tokio_util::task::TaskTracker::new();
+    loop {
+        let (socket, peer) = tokio::select! {
+            () = stop.cancelled() => break,
+            accepted = listener.accept() => match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    tracing::warn!(%error, "a connection could not be accepted");
+                    // Out of descriptors: give the others time to close theirs.
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    continue;
+                }
+            },
+        };
+        let (handler, acceptor, stop) = (handler.clone(), acceptor.clone(), stop.clone());
+        connections.spawn(async move {
+            let _ = socket.set_nodelay(true);
+            let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(socket)).await else {
+                tracing::debug!(%peer, "no TLS handshake");
+                return;
+            };
+            let user =
+                stream.get_ref().1.peer_certificates().and_then(|c| c.first()).and_then(|c| certificate::user(c));
+            let service = service_fn(move |request: http::Request<Incoming>| {
+                let answer = handler(request.map(Body::new), user.clone());
+                async move { Ok::<_, std::convert::Infallible>(answer.await) }
+            });
+            connection(stream, service, &stop, peer).await;
+        });
+    }
+    connections.close();
+    let _ = tokio::time::timeout(DRAIN_TIMEOUT + Duration::from_secs(1), connections.wait()).await;
+}
+
 impl ApiServer {
     /// Serves a listener until `stop`. Several listeners may be served at once.
     pub async fn serve(self, listener: TcpListener, acceptor: TlsAcceptor, stop: CancellationToken) {
-        let connections = tokio_util::task::TaskTracker::new();
-        loop {
-            let (socket, peer) = tokio::select! {
-                () = stop.cancelled() => break,
-                accepted = listener.accept() => match accepted {
-                    Ok(accepted) => accepted,
-                    Err(error) => {
-                        tracing::warn!(%error, "a connection could not be accepted");
-                        // Out of descriptors: give the others time to close theirs.
-                        tokio::time::sleep(Duration::from_millis(50)).await;
-                        continue;
-                    }
-                },
-            };
-            let (server, acceptor, stop) = (self.clone(), acceptor.clone(), stop.clone());
-            connections.spawn(async move {
-                let _ = socket.set_nodelay(true);
-                let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(socket)).await else {
-                    tracing::debug!(%peer, "no TLS handshake");
-                    return;
-                };
-                let user =
-                    stream.get_ref().1.peer_certificates().and_then(|c| c.first()).and_then(|c| certificate::user(c));
-                let service = service_fn(move |request: http::Request<Incoming>| {
-                    let (server, user) = (server.clone(), user.clone());
-                    async move { Ok::<_, std::convert::Infallible>(server.handle(request.map(Body::new), user).await) }
-                });
-                connection(stream, service, &stop, peer).await;
-            });
-        }
-        connections.close();
-        let _ = tokio::time::timeout(DRAIN_TIMEOUT + Duration::from_secs(1), connections.wait()).await;
+        let handler = move |request, user| {
+            let server = self.clone();
+            async move { server.handle(request, user).await }
+        };
+        serve(listener, acceptor, stop, handler).await;
     }
 }
 

@@ -137,7 +137,10 @@ async fn of_objects(inner: &Inner, mut parts: Parts, body: Body, below: &[&str])
             // What is changed on the way belongs to the caller's trace; without one it is an operation of its own.
             let caller = (!span.context.is_root()).then(|| asked.traceparent.clone());
             let answer = kubernetes::CALLER.scope(caller, answer).await;
-            span.end(&asked, answer.as_ref().err());
+            let refused = answer.as_ref().err();
+            let took = span.start.elapsed().unwrap_or_default();
+            inner.metrics.answered(resource, span.operation.as_str(), refused, took, span.context);
+            span.end(&asked, refused);
             answer
         }
         _ => Err(not_found()),

@@ -61,7 +61,9 @@ pub(super) async fn device(asked: &Asked<'_>, device: &str, parts: &mut Parts) -
     let ws = upgrade(parts).await?;
     let (up, mut down) = asked.inner.agents.stream(client, &vmi, device, preserve).await?;
     let about = format!("{device} of {}/{}", asked.namespace, asked.name);
+    let connected = asked.inner.metrics.connected(device, asked.namespace, asked.name);
     Ok(ws.on_upgrade(move |socket| async move {
+        let _connected = connected;
         let (from_guest, guest) = mpsc::channel::<Result<Bytes, String>>(limits::CHUNKS);
         let reader = tokio::spawn(async move {
             loop {
@@ -146,7 +148,9 @@ async fn forward(asked: &Asked<'_>, vmi: &Value, rest: &[&str], parts: &mut Part
     };
     let ws = upgrade(parts).await?;
     let about = format!("port {port}/{protocol} of {}/{}", asked.namespace, asked.name);
+    let connected = asked.inner.metrics.connected("portforward", asked.namespace, asked.name);
     Ok(ws.on_upgrade(move |socket| async move {
+        let _connected = connected;
         let (from_guest, guest) = mpsc::channel::<Result<Bytes, String>>(limits::CHUNKS);
         let reader = tokio::spawn(async move {
             let mut buffer = vec![0; down.buffer()];

@@ -131,7 +131,7 @@ async fn change(
 async fn apply(asked: &Asked<'_>, vm: &Value, change: &Change, dry: bool) -> Result<Patched, Status> {
     let client = &asked.inner.config.client;
     let mut now = Patched::Done(vm.clone());
-    for (subresource, operations) in operations(vm, change, &asked.user) {
+    for (subresource, operations) in operations(vm, change, &asked.user, &asked.traceparent) {
         match now {
             Patched::Done(vm) => now = kubernetes::patch(client, VM, &vm, subresource, operations, dry).await?,
             Patched::Changed => break,
@@ -160,20 +160,30 @@ async fn set_grace(asked: &Asked<'_>, vmi: &Value, grace: Option<i64>, dry: bool
     }
 }
 
-/// The subresources and the JSON patches that make a change, in order, in the name of whoever asked for it.
-fn operations(vm: &Value, change: &Change, user: &str) -> Vec<(&'static str, Vec<Value>)> {
+/// The subresources and the JSON patches that make a change, in order, in the name of whoever asked for it and as a part of its trace.
+fn operations(vm: &Value, change: &Change, user: &str, trace: &str) -> Vec<(&'static str, Vec<Value>)> {
+    let marks = [(api::names::REQUESTED_BY, user), (api::names::ANN_TRACEPARENT, trace)];
     let named = |r: &Value| {
         let mut r = r.clone();
         // What waits already was asked for by somebody else.
-        if !user.is_empty() && get(&r, &["data", api::names::REQUESTED_BY]).is_null() && !queue(vm).contains(&r) {
-            *at(&mut r, &["data", api::names::REQUESTED_BY]) = json!(user);
+        if !queue(vm).contains(&r) {
+            for (name, value) in marks.iter().filter(|(_, value)| !value.is_empty()) {
+                if get(&r, &["data", name]).is_null() {
+                    *at(&mut r, &["data", name]) = json!(value);
+                }
+            }
         }
         r
     };
     let mut all = spelled(vm, change, &named);
-    if let (Change::Strategy(_), false, Some((_, last))) = (change, user.is_empty(), all.last_mut()) {
+    let marks = [(api::names::ANN_CHANGED_BY, user), (api::names::ANN_TRACEPARENT, trace)];
+    if let (Change::Strategy(_), Some((_, last))) = (change, all.last_mut())
+        && marks.iter().any(|(_, value)| !value.is_empty())
+    {
         let mut annotations = get(vm, &["metadata", "annotations"]).clone();
-        *at(&mut annotations, &[api::names::ANN_CHANGED_BY]) = json!(user);
+        for (name, value) in marks.iter().filter(|(_, value)| !value.is_empty()) {
+            *at(&mut annotations, &[name]) = json!(value);
+        }
         last.push(json!({"op": "add", "path": "/metadata/annotations", "value": annotations}));
     }
     all
@@ -439,7 +449,7 @@ mod tests {
         assert_eq!(decide_start(&waiting, None, true).unwrap_err().code, 500);
         waiting["status"]["startFailure"] = json!({"consecutiveFailCount": 3});
         let change = decide_start(&waiting, None, false).unwrap();
-        let [(sub, ops)] = &operations(&waiting, &change, "ann")[..] else { panic!("{change:?}") };
+        let [(sub, ops)] = &operations(&waiting, &change, "ann", "")[..] else { panic!("{change:?}") };
         assert_eq!((*sub, ops.len()), ("status", 2));
         assert_eq!(ops[0]["value"], waiting["status"]["stateChangeRequests"]);
         assert_eq!(ops[1], json!({"op": "remove", "path": "/status/startFailure"}));
@@ -449,7 +459,7 @@ mod tests {
     fn patches() {
         let halt = Change::Strategy("Halted");
         assert_eq!(
-            operations(&json!({"spec": {"running": true}}), &halt, "ann"),
+            operations(&json!({"spec": {"running": true}}), &halt, "ann", ""),
             [(
                 "",
                 vec![
@@ -458,7 +468,7 @@ mod tests {
                 ]
             )]
         );
-        let ops = operations(&json!({"spec": {}}), &Change::Requests(vec![start_()]), "ann");
+        let ops = operations(&json!({"spec": {}}), &Change::Requests(vec![start_()]), "ann", "");
         assert_eq!((ops.len(), ops[0].0, ops[0].1.len()), (1, "status", 1));
         assert_eq!(ops[0].1[0]["path"], "/status");
         let request = json!({"action": "Start", "data": {"virtfold.io/requested-by": "ann"}});
@@ -466,9 +476,16 @@ mod tests {
         // A stop takes a restart that waits along, before it changes the strategy.
         let mut restarting = vm("Always");
         restarting["status"]["stateChangeRequests"] = json!([start_()]);
-        let ops = operations(&restarting, &halt, "ann");
+        let ops = operations(&restarting, &halt, "ann", "");
         assert_eq!(ops[0], ("status", vec![json!({"op": "remove", "path": "/status/stateChangeRequests"})]));
         assert_eq!(ops[1].1[0]["path"], "/spec/runStrategy");
-        assert_eq!(operations(&restarting, &Change::Strategy("Always"), "ann").len(), 1);
+        assert_eq!(operations(&restarting, &Change::Strategy("Always"), "ann", "").len(), 1);
+        // Both kinds of change carry the trace of whoever asks.
+        let [(_, ops)] = &operations(&json!({"spec": {}}), &Change::Requests(vec![start_()]), "", "t")[..] else {
+            panic!()
+        };
+        assert_eq!(ops[0]["value"]["stateChangeRequests"][0]["data"], json!({api::names::ANN_TRACEPARENT: "t"}));
+        let [(_, ops)] = &operations(&json!({"spec": {}}), &Change::Strategy("Always"), "", "t")[..] else { panic!() };
+        assert_eq!(ops[1]["value"], json!({api::names::ANN_TRACEPARENT: "t"}));
     }
 }

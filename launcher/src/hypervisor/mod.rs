@@ -78,6 +78,21 @@ pub enum Error {
 #[error("{0}")]
 pub struct StartError(pub String);
 
+/// What a hypervisor says of what its guest uses.
+#[derive(Debug, Default)]
+pub struct Figures {
+    /// Bytes of memory that the guest was given.
+    pub memory: u64,
+    /// What the balloon leaves it.
+    pub balloon: Option<u64>,
+    /// As the guest's balloon driver says.
+    pub guest: Option<proto::launcher::GuestMemory>,
+    /// Threads of the virtual processors, in their order.
+    pub threads: Vec<u64>,
+    /// Disks.
+    pub disks: Vec<proto::launcher::DiskStats>,
+}
+
 /// A running domain. All requests may be made at any time, in any order, and concurrently.
 pub trait Domain: Send + Sync {
     /// Process id of the hypervisor.
@@ -94,6 +109,8 @@ pub trait Domain: Send + Sync {
     fn pause(&self) -> BoxFuture<'_, Result<(), Error>>;
     /// Lets them go on.
     fn resume(&self) -> BoxFuture<'_, Result<(), Error>>;
+    /// What the guest uses.
+    fn figures(&self) -> BoxFuture<'_, Result<Figures, Error>>;
     /// What the screen shows, as PNG.
     fn screenshot(&self) -> BoxFuture<'_, Result<Vec<u8>, Error>>;
     /// Presses the reset button; also starts a guest again that has powered itself off.

@@ -10,7 +10,7 @@ use proto::agent::{
     Accepted, Ack, Cause, Domain, DomainState, Done, GuestFacts, InstructKind, Interface, OsInfo, Outcome, Refused,
     VerbReply, VerbRequest, ack,
 };
-use proto::launcher::{InfoReply, Order, Update, update};
+use proto::launcher::{InfoReply, Order, StatsReply, Update, update};
 use tokio::sync::watch;
 
 use super::{Delays, Ending};
@@ -295,6 +295,11 @@ impl Launcher for Machine {
             hypervisor_pid: 0,
         };
         ready(Ok(reply)).boxed()
+    }
+
+    /// A model of a machine uses nothing.
+    fn stats(&self) -> Answer<StatsReply> {
+        ready(Ok(StatsReply::default())).boxed()
     }
 
     fn execute(&self, order: Order) -> Answer<Ack> {

@@ -9,7 +9,9 @@ use std::sync::{Arc, Mutex};
 use futures::Stream;
 use proto::agent::*;
 use proto::launcher::launcher_server::{Launcher as Rpc, LauncherServer};
-use proto::launcher::{InfoReply, InfoRequest, Order, ProbeReply, ProbeRequest, Update, WatchRequest, update};
+use proto::launcher::{
+    InfoReply, InfoRequest, Order, ProbeReply, ProbeRequest, StatsReply, StatsRequest, Update, WatchRequest, update,
+};
 use tokio::net::UnixListener;
 use tokio::sync::watch;
 use tokio_stream::wrappers::UnixListenerStream;
@@ -172,6 +174,10 @@ impl Rpc for Model {
             domain: Some(domain),
             hypervisor_pid: 0,
         }))
+    }
+
+    async fn stats(&self, _: Request<StatsRequest>) -> Result<Response<StatsReply>, Status> {
+        Ok(Response::new(StatsReply::default()))
     }
 
     async fn execute(&self, request: Request<Order>) -> Result<Response<Ack>, Status> {

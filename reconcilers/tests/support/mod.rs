@@ -335,6 +335,7 @@ impl World {
     ) -> (CancellationToken, tokio::task::JoinHandle<Result<(), reconcilers::Error>>) {
         let stop = CancellationToken::new();
         let config = reconcilers::Config {
+            metrics: Default::default(),
             client: self.counting_client(gate),
             dial: transport::direct(),
             tls: self.tls.clone(),

@@ -51,7 +51,7 @@ pub fn render(
     inputs: &[Value],
 ) -> Result<Value, Error> {
     match recipe {
-        Recipe::Vmi { vm, revision, paused, at, .. } => {
+        Recipe::Vmi { cause, began, vm, revision, paused, at, .. } => {
             check(raw, vm.as_str(), "VirtualMachine")?;
             let wanted = recipe.inputs();
             if wanted.len() != inputs.len() {
@@ -69,7 +69,14 @@ pub fn render(
                     Role::Preference => patterns.preference = spec,
                 }
             }
-            vmi::render(raw, revision, *paused, *at, &patterns)
+            let mut body = vmi::render(raw, revision, *paused, *at, &patterns)?;
+            if let Some(began) = began {
+                body["metadata"]["annotations"][api::names::ANN_BEGAN] = began.0.to_string().into();
+            }
+            if let Some(cause) = cause {
+                body["metadata"]["annotations"][api::names::ANN_TRACEPARENT] = cause.as_ref().into();
+            }
+            Ok(body)
         }
         Recipe::Pod { vmi, image } => {
             check(raw, vmi.as_str(), "VirtualMachineInstance")?;

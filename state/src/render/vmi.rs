@@ -59,6 +59,7 @@ pub(super) fn render(
     annotations.insert(names::ANN_VM_GENERATION.into(), json!(generation.to_string()));
     // A template may not pretend to be another trace or another user, nor to have been started before.
     annotations.remove(names::ANN_TRACEPARENT);
+    annotations.remove(names::ANN_BEGAN);
     annotations.remove(names::ANN_CHANGED_BY);
     annotations.remove(names::ANN_BOOT_ID);
     if let Some(t) = vm.pointer("/metadata/annotations").and_then(|a| a.get(names::ANN_TRACEPARENT)) {

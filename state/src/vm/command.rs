@@ -141,6 +141,12 @@ pub struct Source {
 pub enum Recipe {
     /// A VMI from a VM.
     Vmi {
+        /// Trace context of the request that asks for it; else it is that of the VM's spec.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        cause: Option<Box<str>>,
+        /// When the start began.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        began: Option<Timestamp>,
         /// VM.
         vm: VmUid,
         /// Name of the revision that records the VM's spec.

@@ -107,7 +107,19 @@ impl Vm {
         match self.wish(&vm) {
             Wish::Run { paused } if self.vmi.get().is_none() && self.may_create(&vm) => {
                 let revision = revision_name(vm.meta.uid.as_str(), vm.generation);
+                let cause = self
+                    .requests(&vm)
+                    .first()
+                    .and_then(|r| r.data.get(names::ANN_TRACEPARENT))
+                    .map(|t| t.as_str().into());
+                // Timestamps of objects have whole seconds: never earlier than the machine was made, never later than it was seen.
+                let first = !vm.status.created && vm.generation == 1 && cause.is_none() && !self.marks.running();
+                let made = vm.meta.created.filter(|_| first);
+                let began = made.map_or(self.now, |t| t.after(Millis(999)).min(self.now));
+                self.marks.begin(began);
                 let recipe = Recipe::Vmi {
+                    cause,
+                    began: Some(began),
                     vm: vm.vm_uid(),
                     revision,
                     paused,
@@ -117,11 +129,6 @@ impl Vm {
                 };
                 let source = Source { object: self.vm_ref(), rv: vm.meta.rv };
                 let target = self.vmi_ref();
-                self.marks.begin(vm.meta.created.filter(|_| !vm.status.created && vm.generation == 1).map_or(
-                    self.now,
-                    // Timestamps of objects have whole seconds: never later than what we saw.
-                    |t| t.max(Timestamp(self.now.0.saturating_sub(1000))).min(self.now),
-                ));
                 let id = self.issue(At::Vmi, What::CreateVmi);
                 out.push(Command::Create { id, recipe, source, target });
             }
@@ -273,20 +280,19 @@ impl Vm {
         if let Some(made) =
             self.vmi.get().filter(|v| !self.marks.running() && self.is_new_and_bare(v)).map(|v| v.meta.created)
         {
-            self.marks.begin(made.unwrap_or(now).min(now));
+            self.marks.begin(made.map_or(now, |t| t.after(Millis(999)).min(now)));
             self.marks.reached(Step::Create, now);
-        }
-        if !self.marks.running() && self.vmi.get().is_none_or(|v| v.meta.deleting.is_none()) {
-            return;
         }
         let Some(vmi) = self.vmi.shared() else {
             if self.vmi.is_absent() {
-                self.marks.reached(Step::Teardown, now);
+                self.marks.gone(now);
             }
             return;
         };
+        let published = vmi.phase >= Phase::Running;
         let pod = self.shared_pod();
         let facts = [
+            (Step::Create, true),
             (Step::Place, pod.as_ref().is_some_and(|p| p.node.is_some())),
             (Step::Prepare, pod.as_ref().is_some_and(|p| p.can_start())),
             (Step::Authorise, !vmi.status.active_pods.is_empty()),
@@ -295,8 +301,18 @@ impl Vm {
             (Step::GuestAgent, self.domain().is_some_and(|d| d.guest.agent_connected)),
             (Step::Shutdown, vmi.meta.deleting.is_some() && vmi.phase.is_final()),
         ];
-        if self.marks.is_stopping() != vmi.meta.deleting.is_some() && vmi.meta.deleting.is_some() {
-            self.marks.begin_stop(now);
+        if vmi.meta.deleting.is_none() && !self.marks.running() {
+            // Somebody else has begun it. Where it is over, that one has told of it.
+            if !published {
+                let passed: Vec<Step> =
+                    facts.iter().filter(|(s, passed)| *passed && *s <= Step::Publish).map(|(s, _)| *s).collect();
+                self.marks.resume(vmi.began.unwrap_or(now).min(now), &passed, now);
+                self.marks.concerns(&vmi.vmi_uid());
+            }
+            return;
+        }
+        if vmi.meta.deleting.is_some() && !self.marks.is_stopping() {
+            self.marks.begin_stop(now, self.asked_to_stop(&vmi));
         }
         self.marks.concerns(&vmi.vmi_uid());
         for (step, passed) in facts {
@@ -304,6 +320,17 @@ impl Vm {
                 self.marks.reached(step, now);
             }
         }
+        if vmi.phase.is_final() {
+            let why = vmi.status.reason.as_deref().filter(|r| !r.is_empty()).unwrap_or(vmi.phase.name());
+            self.marks.fail(why, now);
+        }
+    }
+
+    /// Trace context of the request by which this instance is to stop.
+    fn asked_to_stop(&self, vmi: &VmiView) -> Option<String> {
+        let asked = self.vm.get()?.status.state_change_requests.iter();
+        let mut of_it = asked.filter(|r| r.action == "Stop" && r.uid.as_deref() == Some(vmi.meta.uid.as_str()));
+        of_it.find_map(|r| r.data.get(names::ANN_TRACEPARENT)).cloned()
     }
 
     /// Trace context of the operation that runs, in text form.

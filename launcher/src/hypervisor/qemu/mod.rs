@@ -25,10 +25,10 @@ use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, watch};
 
-use super::{Domain, Driver, Error, Event, Paused, StartError, Started};
+use super::{Domain, Driver, Error, Event, Figures, Paused, StartError, Started};
 use crate::config::Config;
-use crate::limits;
 use crate::machine::{Firmware, Machine};
+use crate::{limits, stats};
 use qmp::{Qmp, QmpEvent};
 
 /// In the place of a status: there was no answer.
@@ -131,6 +131,8 @@ impl Qemu {
             qmp: qmp.clone(),
             exited,
             machine_type,
+            memory: machine.memory,
+            balloon: machine.balloon,
         });
         tokio::spawn(translate(qmp, monitor_events, events));
         Ok(Started { domain, events: heard, console: machine.serial.then_some(console), agent })
@@ -276,6 +278,10 @@ struct QemuDomain {
     qmp: Qmp,
     exited: watch::Receiver<bool>,
     machine_type: String,
+    /// Bytes that the guest was given.
+    memory: u64,
+    /// It has a balloon.
+    balloon: bool,
 }
 
 /// A file that goes with its name.
@@ -331,6 +337,24 @@ impl Domain for QemuDomain {
 
     fn resume(&self) -> BoxFuture<'_, Result<(), Error>> {
         Box::pin(self.simply("cont"))
+    }
+
+    fn figures(&self) -> BoxFuture<'_, Result<Figures, Error>> {
+        Box::pin(async {
+            let ask = |command, arguments| self.qmp.execute_within(command, arguments, limits::FIGURES);
+            let mut figures = Figures { memory: self.memory, ..Figures::default() };
+            figures.threads = stats::threads(&ask("query-cpus-fast", Value::Null).await?);
+            figures.disks = stats::disks(&ask("query-blockstats", Value::Null).await?);
+            if self.balloon {
+                // No error where the guest has no driver (yet): there is nothing to tell then.
+                let now = ask("query-balloon", Value::Null).await.unwrap_or_default();
+                figures.balloon = now.get("actual").and_then(Value::as_u64);
+                ask("qom-set", stats::polling()).await?;
+                let told = ask("qom-get", json!({"path": stats::BALLOON, "property": "guest-stats"})).await?;
+                figures.guest = stats::guest_memory(&told);
+            }
+            Ok(figures)
+        })
     }
 
     fn screenshot(&self) -> BoxFuture<'_, Result<Vec<u8>, Error>> {

@@ -1,0 +1,354 @@
+//! A real Prometheus scrapes a running system: all metrics of the catalogue are there, and a guest's are what the guest says.
+
+use super::e2e;
+use anyhow::{Context, Result, bail, ensure};
+use chaos_tests::e2e::{
+    cluster::{Cluster, Options, free_port},
+    console::Console,
+    manifest::vm,
+    prometheus::{self, Prometheus, Series},
+    vm::{START, Vm},
+    wait,
+};
+use chaos_tests::rules::root;
+use serde_json::Value;
+use std::{
+    collections::BTreeSet,
+    fs,
+    net::{TcpListener, TcpStream},
+    process::{Child, Command, Stdio},
+    sync::PoisonError,
+    time::Duration,
+};
+use telemetry::metrics::{Kind, catalogue};
+
+/// For what a scrape a second brings, on a busy machine.
+const SEEN: Duration = Duration::from_secs(60);
+/// Where the guest listens.
+const HTTP: u16 = 80;
+/// What a guest must have done, and this one cannot do.
+const NEVER: [(&str, &str); 3] = [
+    ("kubevirt_vmi_guest_load_1m", "its agent is older than version 10"),
+    ("kubevirt_vmi_guest_load_5m", "its agent is older than version 10"),
+    ("kubevirt_vmi_guest_load_15m", "its agent is older than version 10"),
+];
+
+/// Labels that may be empty of all instances.
+const EMPTY: [&str; 2] = ["vnic_name", "guest_os_version_id"];
+
+/// Two ports, one after the other, that were free a moment ago.
+fn two_ports() -> Result<u16> {
+    for _ in 0..100 {
+        let first = free_port()?;
+        if let Some(second) = first.checked_add(1)
+            && TcpListener::bind(("127.0.0.1", second)).is_ok()
+        {
+            return Ok(first);
+        }
+    }
+    bail!("no two free ports")
+}
+
+/// Asks an exporter: the code and the answer.
+fn curl(port: u16, path: &str, arguments: &[&str]) -> Result<(u16, String)> {
+    let out = Command::new("curl")
+        .args(["-sk", "-m", "20", "-w", "\n%{http_code}"])
+        .args(arguments)
+        .arg(format!("https://127.0.0.1:{port}{path}"))
+        .output()?;
+    let text = String::from_utf8_lossy(&out.stdout).into_owned();
+    let (body, code) = text.rsplit_once('\n').with_context(|| format!("curl said {out:?}"))?;
+    Ok((code.parse()?, body.to_owned()))
+}
+
+fn bearer(token: &str) -> String {
+    format!("Authorization: Bearer {token}")
+}
+
+/// A token of a service account, which may see metrics or not.
+fn token(cluster: &Cluster, account: &str, may: bool) -> Result<String> {
+    cluster.ok(&["create", "serviceaccount", account])?;
+    if may {
+        let subject = format!("--serviceaccount=default:{account}");
+        cluster.ok(&["create", "clusterrolebinding", account, "--clusterrole=virtfold:metrics", &subject])?;
+    }
+    Ok(cluster.ok(&["create", "token", account])?.trim().to_owned())
+}
+
+/// Nobody sees metrics who may not; health is for everybody.
+fn is_authorised(cluster: &Cluster, port: u16, known: &str, stranger: &str) -> Result<()> {
+    for path in ["/healthz", "/readyz"] {
+        ensure!(curl(port, path, &[])?.0 == 200, "{path} of port {port}");
+    }
+    let pki = |name: &str| cluster.data.join("pki").join(name).display().to_string();
+    let (cert, key) = (pki("client-admin.crt"), pki("client-admin.key"));
+    let (node_cert, node_key) = (pki("node-node-1.crt"), pki("node-node-1.key"));
+    let (known, stranger) = (bearer(known), bearer(stranger));
+    for (what, arguments, code) in [
+        ("nobody", &[][..], 401),
+        ("a wrong token", &["-H", "Authorization: Bearer nonsense"], 401),
+        ("no bearer", &["-H", "Authorization: Basic YTpi"], 401),
+        ("a stranger", &["-H", &stranger], 403),
+        ("a node", &["--cert", &node_cert, "--key", &node_key], 403),
+        ("who may", &["-H", &known], 200),
+        ("an administrator", &["--cert", &cert, "--key", &key], 200),
+        ("who may, again", &["-H", &known], 200),
+        ("somebody who writes", &["-H", &known, "-X", "POST"], 405),
+    ] {
+        let (got, said) = curl(port, "/metrics", arguments)?;
+        ensure!(got == code, "{what} gets {got} from port {port}: {said}");
+        ensure!((code == 200) == said.contains("virtfold_spans_total"), "{what}: {said}");
+    }
+    let open = curl(port, "/metrics", &["-H", &known, "-H", "Accept: application/openmetrics-text; version=1.0.0"])?.1;
+    ensure!(open.trim_end().ends_with("# EOF"), "no OpenMetrics from port {port}");
+    Ok(())
+}
+
+struct Helper(Child);
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        self.0.kill().ok();
+        self.0.wait().ok();
+    }
+}
+
+/// Holds connections to a machine's screen and to one of its ports.
+fn connected(cluster: &Cluster, name: &str) -> Result<Vec<(Helper, TcpStream)>> {
+    let (screen, port) = (free_port()?.to_string(), free_port()?.to_string());
+    let ports = format!("{port}:{HTTP}");
+    let all =
+        [(&screen, vec!["vnc", name, "--proxy-only", "--port", &screen]), (&port, vec!["port-forward", name, &ports])];
+    let mut held = vec![];
+    for (port, arguments) in all {
+        let mut command = Command::new(chaos_tests::e2e::cluster::virtfold()?);
+        command.args(&arguments).env("KUBECONFIG", cluster.kubeconfig()).stdin(Stdio::null()).stdout(Stdio::null());
+        let helper = Helper(command.spawn().context("start a helper")?);
+        let stream = wait::until("a local port", SEEN, || {
+            Ok(TcpStream::connect(("127.0.0.1", port.parse::<u16>()?)).map_err(|e| e.to_string()))
+        })?;
+        held.push((helper, stream));
+    }
+    Ok(held)
+}
+
+/// A number that the guest says.
+fn number(console: &mut Console, command: &str) -> Result<f64> {
+    let said = console.run(command)?;
+    said.trim().parse().with_context(|| format!("'{command}' said {said:?}"))
+}
+
+/// Waits until a query has a value that is near what is expected.
+fn near(prometheus: &Prometheus, query: &str, expected: f64, tolerance: f64) -> Result<()> {
+    let good = |all: &[Series]| matches!(all, [one] if (one.value - expected).abs() <= tolerance);
+    prometheus.wait(query, SEEN, good).with_context(|| format!("{expected} ± {tolerance} is what the guest says"))?;
+    Ok(())
+}
+
+/// What is measured of a guest is what the guest measures itself.
+fn guest_says_the_same(prometheus: &Prometheus, console: &mut Console) -> Result<()> {
+    let of = |metric: &str| format!("{metric}{{name=\"measured\"}}");
+    let kib = "awk '/^KEY:/ {print $2 * 1024}' /proc/meminfo";
+    let total = number(console, &kib.replace("KEY", "MemTotal"))?;
+    near(prometheus, &of("kubevirt_vmi_memory_available_bytes"), total, 0.0)?;
+    near(prometheus, &of("kubevirt_vmi_memory_domain_bytes"), (128 << 20) as f64, 0.0)?;
+    near(prometheus, &of("kubevirt_vmi_memory_actual_balloon_bytes"), (128 << 20) as f64, 0.0)?;
+    // The driver tells every ten seconds, and an idle guest does not change much.
+    let usable = number(console, &kib.replace("KEY", "MemAvailable"))?;
+    near(prometheus, &of("kubevirt_vmi_memory_usable_bytes"), usable, (8 << 20) as f64)?;
+    let free = number(console, &kib.replace("KEY", "MemFree"))?;
+    near(prometheus, &of("kubevirt_vmi_memory_unused_bytes"), free, (8 << 20) as f64)?;
+
+    // Disks: what the guest's kernel counts between two looks, QEMU counts, too.
+    let sectors = "awk '{print $3 * 512}' /sys/block/vda/stat";
+    let reads = of("kubevirt_vmi_storage_read_traffic_bytes_total").replace('}', ",drive=\"system\"}");
+    let begun = number(console, sectors)?;
+    let metric = prometheus.value(&reads)?;
+    console.run_within("echo 3 >/proc/sys/vm/drop_caches; head -c 20000000 /dev/vda >/dev/null", START)?;
+    let read = number(console, sectors)? - begun;
+    ensure!(read >= 19e6, "the guest read {read} bytes");
+    near(prometheus, &reads, metric + read, read * 0.05)?;
+
+    // The network: in both directions, from the guest's side.
+    let card = "$(ls /sys/class/net | grep -v lo | head -n1)";
+    for (file, metric) in [
+        ("rx_bytes", "kubevirt_vmi_network_receive_bytes_total"),
+        ("tx_bytes", "kubevirt_vmi_network_transmit_bytes_total"),
+    ] {
+        let count = number(console, &format!("cat /sys/class/net/{card}/statistics/{file}"))?;
+        // Packets that came before the guest had its driver are counted by the host alone.
+        near(prometheus, &of(metric), count, 4096.0 + count * 0.1)?;
+    }
+
+    // File systems, by the guest's agent.
+    let all = prometheus.wait(&of("kubevirt_vmi_filesystem_capacity_bytes"), SEEN, |all| !all.is_empty())?;
+    for series in &all {
+        let mount = series.labels.get("mount_point").context("a mount point")?;
+        let size = number(console, &format!("df -k {mount} | awk 'END {{print $2 * 1024}}'"))?;
+        ensure!((series.value - size).abs() <= size * 0.1, "{mount} has {} bytes; the guest says {size}", series.value);
+    }
+
+    // CPU time: a loop in the guest is work of the hypervisor.
+    let cpu = of("kubevirt_vmi_cpu_usage_seconds_total");
+    let before = prometheus.value(&cpu)?;
+    let used = "awk '/^cpu / {print ($2 + $3 + $4) / 100}' /proc/stat";
+    let begun = number(console, used)?;
+    console.run_within("i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done", START)?;
+    let used = number(console, used)? - begun;
+    let query = format!("{cpu} - {before}");
+    prometheus
+        .wait(&query, SEEN, |all| matches!(all, [one] if one.value >= used * 0.8 && one.value <= used * 2.0 + 10.0))
+        .with_context(|| format!("the guest used {used} s"))?;
+    let vcpus = prometheus.value("sum(kubevirt_vmi_vcpu_seconds_total{name=\"measured\"})")?;
+    ensure!(vcpus > 0.0 && vcpus <= prometheus.value(&cpu)? + 1.0, "virtual processors used {vcpus} s");
+    Ok(())
+}
+
+/// Every query of every panel has an answer.
+fn dashboards_show_data(prometheus: &Prometheus) -> Result<()> {
+    let mut queries = vec![];
+    for file in fs::read_dir(root().join("monitoring/dashboards"))? {
+        let file = file?.path();
+        let dashboard: Value = serde_json::from_slice(&fs::read(&file)?).with_context(|| file.display().to_string())?;
+        for panel in dashboard["panels"].as_array().context("panels")? {
+            for target in panel["targets"].as_array().context("targets")? {
+                let mut query = target["expr"].as_str().context("a query")?.to_owned();
+                for (variable, value) in [
+                    ("$__rate_interval", "15m"),
+                    ("$__range", "15m"),
+                    ("$namespace", "default"),
+                    ("$name", "measured"),
+                    ("$node", "node-1"),
+                ] {
+                    query = query.replace(variable, value);
+                }
+                ensure!(!query.contains('$'), "{}: {query}", file.display());
+                queries.push(format!("{}: {query}", panel["title"].as_str().unwrap_or_default()));
+            }
+        }
+    }
+    ensure!(queries.len() > 60, "{} queries", queries.len());
+    wait::until("data in every panel", SEEN, || {
+        let mut empty = vec![];
+        for named in &queries {
+            let query = named.split_once(": ").map_or("", |(_, query)| query);
+            if prometheus.query(query)?.iter().all(|s| s.value.is_nan()) {
+                empty.push(named.clone());
+            }
+        }
+        Ok(if empty.is_empty() { Ok(()) } else { Err(empty.join("\n")) })
+    })
+}
+
+#[test]
+fn alerts_fire_and_do_not_fire_and_each_has_a_page() -> Result<()> {
+    if let Err(why) = prometheus::program() {
+        println!("SKIPPED: {why}");
+        return Ok(());
+    }
+    let folder = root().join("monitoring");
+    let out = Command::new("promtool").args(["test", "rules", "rules.test.yaml"]).current_dir(&folder).output()?;
+    ensure!(out.status.success(), "{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+    let (rules, tests) =
+        (fs::read_to_string(folder.join("rules.yaml"))?, fs::read_to_string(folder.join("rules.test.yaml"))?);
+    let pages = fs::read_to_string(root().join("docs/runbooks.md"))?;
+    let alerts: BTreeSet<&str> = rules.lines().filter_map(|l| l.trim().strip_prefix("- alert: ")).collect();
+    ensure!(alerts.len() > 15, "{alerts:?}");
+    for alert in &alerts {
+        for what in [format!("# {alert} fires"), format!("# {alert} does not fire")] {
+            ensure!(tests.contains(&what), "there is no test '{what}'");
+        }
+        let rule = rules.split(&format!("- alert: {alert}\n")).nth(1).context("the rule")?;
+        let place = rule.split("runbook_url: docs/runbooks.md#").nth(1).and_then(|r| r.lines().next());
+        let place = place.with_context(|| format!("{alert} names no page"))?;
+        let there = pages.lines().any(|l| l.strip_prefix("## ").is_some_and(|t| t.to_lowercase() == place));
+        ensure!(there, "docs/runbooks.md has no {place}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_real_prometheus_sees_the_whole_catalogue_and_what_the_guest_sees() -> Result<()> {
+    e2e!();
+    if let Err(why) = prometheus::program() {
+        println!("SKIPPED: {why}");
+        return Ok(());
+    }
+    let _turn = super::TURN.read().unwrap_or_else(PoisonError::into_inner);
+    let port = two_ports()?;
+    let cluster = Cluster::start(Options {
+        nodes: 1,
+        arguments: vec!["--stop-guests".into(), "--metrics".into(), format!("127.0.0.1:{port}")],
+        ..Options::default()
+    })?;
+    let (scraper, stranger) = (token(&cluster, "scraper", true)?, token(&cluster, "stranger", false)?);
+    let mut manifest = vm("measured");
+    manifest.object["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/name"] = "measured".into();
+    let machine = Vm::running(&cluster, &manifest)?;
+    for port in [port, port + 1] {
+        is_authorised(&cluster, port, &scraper, &stranger)?;
+    }
+    let prometheus = Prometheus::start(&cluster, port, &scraper)?;
+    wait::until("all targets", SEEN, || {
+        let failing = prometheus.failing()?;
+        Ok(if failing.is_empty() { Ok(()) } else { Err(failing.join("\n")) })
+    })?;
+
+    // A start that comes to nothing, for what counts such.
+    let interrupted = Vm::apply(&cluster, &vm("interrupted"))?;
+    wait::until("its instance", START, || Ok(interrupted.vmi().map(|_| ()).map_err(|e| e.to_string())))?;
+    interrupted.delete()?;
+
+    machine.wait_condition("AgentConnected", "True", START)?;
+    let mut console = machine.shell()?;
+    // What is counted has to grow while somebody looks.
+    for (n, verb) in ["pause", "unpause"].repeat(2).into_iter().enumerate() {
+        let (code, out, error) = cluster.virtfold(&[verb, "measured"])?;
+        ensure!(code == 0, "{verb}: {out}{error}");
+        let of_verb = format!("virtfold_subresource_requests_total{{subresource=\"{verb}\"}}");
+        let times = (n / 2) as f64;
+        prometheus.wait(&of_verb, SEEN, |all| all.iter().any(|s| s.value > times))?;
+    }
+    prometheus.wait("virtfold_operation_step_duration_seconds_count", SEEN, |all| !all.is_empty())?;
+    Vm::running(&cluster, &vm("another"))?.delete()?;
+    let held = connected(&cluster, "measured")?;
+    wait::until("all metrics", SEEN, || {
+        let mut missing = vec![];
+        for def in catalogue::ALL.iter().filter(|def| NEVER.iter().all(|(name, _)| *name != def.name)) {
+            let query = match def.kind {
+                Kind::Histogram => format!("{}_count", def.name),
+                Kind::Counter | Kind::Gauge | Kind::Untyped => def.name.to_owned(),
+            };
+            let found = prometheus.query(&query)?;
+            // Prometheus keeps no empty labels.
+            let lacks =
+                def.labels.iter().filter(|l| !EMPTY.contains(l) && !found.iter().any(|s| s.labels.contains_key(**l)));
+            let lacks: Vec<_> = lacks.collect();
+            if found.is_empty() || !lacks.is_empty() {
+                missing.push(format!("{} {lacks:?}", def.name));
+            }
+        }
+        Ok(if missing.is_empty() { Ok(()) } else { Err(missing.join("\n")) })
+    })?;
+    let label = "kubernetes_vmi_label_app_kubernetes_io_name";
+    let labelled = prometheus.query(&format!("kubevirt_vmi_cpu_usage_seconds_total{{{label}=\"measured\"}}"))?;
+    ensure!(labelled.len() == 1, "{labelled:?}");
+    let info = prometheus.query("kubevirt_vm_info{name=\"measured\"}")?;
+    ensure!(
+        info.len() == 1 && info[0].labels["status"] == "running" && info[0].labels["status_group"] == "running",
+        "{info:?}"
+    );
+    let exemplars = prometheus.exemplars("virtfold_operation_step_duration_seconds_bucket")?;
+    ensure!(!exemplars.is_empty(), "no step names its trace");
+
+    let broken = prometheus.broken_rules()?;
+    ensure!(broken.is_empty(), "{}", broken.join("\n"));
+    dashboards_show_data(&prometheus)?;
+    guest_says_the_same(&prometheus, &mut console)?;
+    drop(held);
+    prometheus.wait("kubevirt_vnc_active_connections{vmi=\"measured\"}", SEEN, <[Series]>::is_empty)?;
+    drop(console);
+    machine.delete()?;
+    prometheus.wait("kubevirt_vmi_cpu_usage_seconds_total", SEEN, <[Series]>::is_empty)?;
+    Ok(())
+}

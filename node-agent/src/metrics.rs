@@ -1,0 +1,240 @@
+//! What the machines of the node use, asked of their launchers when somebody wants to know, and told as KubeVirt tells it.
+//!
+//! A launcher that does not answer in time costs its own machine's figures, nothing else. Each scrape asks anew; nobody is asked in between.
+
+use crate::{Launcher, Launchers, PodFacts, PodSource, launchers::Sockets, limits};
+use futures::{StreamExt, stream};
+use proto::launcher::StatsReply;
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+use telemetry::metrics::{
+    Counter, Def, Registry, Sheet,
+    catalogue::{self as c, MORE},
+};
+
+/// Figures that are older are not told.
+const FRESH: Duration = Duration::from_secs(12);
+/// A scrape that comes so soon after another one gets the same figures.
+const SOON: Duration = Duration::from_millis(500);
+
+/// The figures of one machine, and whose they are.
+struct Figures {
+    pod: PodFacts,
+    stats: StatsReply,
+}
+
+#[derive(Default)]
+struct Last {
+    all: Arc<Vec<Figures>>,
+    at: Option<Instant>,
+}
+
+/// Asks the launchers of a node.
+#[derive(Clone)]
+pub struct Metrics(Arc<Inner>);
+
+struct Inner {
+    pods: Arc<dyn PodSource>,
+    last: Mutex<Last>,
+    /// Connections to launchers, by the UID of their pod.
+    known: Mutex<HashMap<String, Arc<dyn Launcher>>>,
+    /// One scrape asks at a time.
+    turn: tokio::sync::Mutex<()>,
+    silent: Counter,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Metrics {
+    /// For the pods of this node; what they use is told by the registry from now on.
+    pub fn new(registry: &Registry, node: String, pods: Arc<dyn PodSource>) -> Self {
+        let inner = Arc::new(Inner {
+            pods,
+            last: Mutex::default(),
+            known: Mutex::default(),
+            turn: tokio::sync::Mutex::default(),
+            silent: registry.counter(&c::AGENT_SILENT),
+        });
+        let told = inner.clone();
+        registry.source("machines", move |sheet| {
+            sheet.tell(&c::HANDLER_READY, &[], true);
+            let all = {
+                let last = lock(&told.last);
+                last.at.filter(|at| at.elapsed() < FRESH).map(|_| last.all.clone()).unwrap_or_default()
+            };
+            let alive = all.iter().filter(|f| f.stats.alive).count();
+            sheet.tell(&c::AGENT_DOMAINS, &[&node, "alive"], alive);
+            sheet.tell(&c::AGENT_DOMAINS, &[&node, "absent"], all.len() - alive);
+            for figures in all.iter().filter(|f| f.stats.alive) {
+                Told { sheet, node: &node, figures, more: labels(&figures.stats) }.all();
+            }
+        });
+        Self(inner)
+    }
+
+    /// Asks all launchers; returns when each has answered, or has had its time.
+    pub async fn collect(&self) {
+        let _turn = self.0.turn.lock().await;
+        if lock(&self.0.last).at.is_some_and(|at| at.elapsed() < SOON) {
+            return;
+        }
+        let pods = self.0.pods.pods();
+        lock(&self.0.known).retain(|uid, _| pods.iter().any(|pod| pod.pod_uid == *uid));
+        let asked = pods.into_iter().filter(|pod| pod.running).map(|pod| self.0.clone().ask(pod));
+        let all: Vec<Figures> =
+            stream::iter(asked).buffer_unordered(limits::STATS_AT_ONCE).filter_map(|f| async { f }).collect().await;
+        *lock(&self.0.last) = Last { all: Arc::new(all), at: Some(Instant::now()) };
+    }
+}
+
+impl Inner {
+    async fn ask(self: Arc<Self>, pod: PodFacts) -> Option<Figures> {
+        let known = lock(&self.known).get(&pod.pod_uid).cloned();
+        let asked = async {
+            let launcher = match known {
+                Some(launcher) => launcher,
+                None => Sockets.connect(&pod).await.ok()?,
+            };
+            let stats = launcher.stats().await.ok()?;
+            lock(&self.known).insert(pod.pod_uid.clone(), launcher);
+            Some(stats)
+        };
+        match tokio::time::timeout(limits::STATS, asked).await.ok().flatten() {
+            Some(stats) => Some(Figures { pod, stats }),
+            None => {
+                lock(&self.known).remove(&pod.pod_uid);
+                self.silent.add(&[]);
+                None
+            }
+        }
+    }
+}
+
+/// The labels of a machine as Prometheus takes them; KubeVirt's way to spell them.
+fn labels(stats: &StatsReply) -> Vec<(String, String)> {
+    let mut all: Vec<_> = stats.labels.iter().collect();
+    all.sort();
+    let spelled = |name: &str| -> String {
+        name.chars().map(|ch| if ch.is_ascii_alphanumeric() || ch == '_' { ch } else { '_' }).collect()
+    };
+    let mut out: Vec<(String, String)> = vec![];
+    for (name, value) in all {
+        let name = format!("kubernetes_vmi_label_{}", spelled(name));
+        // Two labels that are spelled alike would be one label twice, which no scraper takes.
+        if out.len() < MORE && out.iter().all(|(known, _)| *known != name) {
+            out.push((name, value.clone()));
+        }
+    }
+    out
+}
+
+/// The figures of one machine on their way to the sheet.
+struct Told<'a> {
+    sheet: &'a mut Sheet,
+    node: &'a str,
+    figures: &'a Figures,
+    more: Vec<(String, String)>,
+}
+
+impl Told<'_> {
+    fn tell(&mut self, def: &'static Def, labels: &[&str], value: impl Into<telemetry::metrics::Value>) {
+        let pod = &self.figures.pod;
+        let all = [&[self.node, pod.namespace.as_str(), pod.vmi_name.as_str()], labels].concat();
+        self.sheet.tell_more(def, &all, &self.more, value);
+    }
+
+    fn some(&mut self, def: &'static Def, value: Option<u64>) {
+        if let Some(value) = value {
+            self.tell(def, &[], value);
+        }
+    }
+
+    fn all(mut self) {
+        let s = &self.figures.stats;
+        self.tell(&c::CPU, &[], s.user_seconds + s.system_seconds);
+        self.tell(&c::CPU_USER, &[], s.user_seconds);
+        self.tell(&c::CPU_SYSTEM, &[], s.system_seconds);
+        for v in &s.vcpus {
+            let id = v.id.to_string();
+            self.tell(&c::VCPU, &[&id, "running"], v.seconds);
+            self.tell(&c::VCPU_DELAY, &[&id], v.delay_seconds);
+        }
+        self.tell(&c::MEMORY_DOMAIN, &[], s.memory_bytes);
+        self.tell(&c::MEMORY_RESIDENT, &[], s.resident_bytes);
+        self.some(&c::MEMORY_BALLOON, s.balloon_bytes);
+        if let Some(m) = &s.guest_memory {
+            self.some(&c::MEMORY_AVAILABLE, m.total_bytes);
+            self.some(&c::MEMORY_UNUSED, m.free_bytes);
+            self.some(&c::MEMORY_USABLE, m.available_bytes);
+            self.some(&c::MEMORY_CACHED, m.cache_bytes);
+            self.some(&c::FAULTS_MAJOR, m.major_faults);
+            self.some(&c::FAULTS_MINOR, m.minor_faults);
+            self.some(&c::SWAP_IN, m.swap_in_bytes);
+            self.some(&c::SWAP_OUT, m.swap_out_bytes);
+        }
+        let seconds = |ns: u64| Duration::from_nanos(ns).as_secs_f64();
+        for d in &s.disks {
+            let drive = [d.name.as_str()];
+            self.tell(&c::DISK_READS, &drive, d.reads);
+            self.tell(&c::DISK_WRITES, &drive, d.writes);
+            self.tell(&c::DISK_READ_BYTES, &drive, d.read_bytes);
+            self.tell(&c::DISK_WRITE_BYTES, &drive, d.write_bytes);
+            self.tell(&c::DISK_READ_TIME, &drive, seconds(d.read_ns));
+            self.tell(&c::DISK_WRITE_TIME, &drive, seconds(d.write_ns));
+            self.tell(&c::DISK_FLUSHES, &drive, d.flushes);
+            self.tell(&c::DISK_FLUSH_TIME, &drive, seconds(d.flush_ns));
+        }
+        for n in &s.nics {
+            let nic = [n.name.as_str()];
+            self.tell(&c::NET_RX_BYTES, &nic, n.receive_bytes);
+            self.tell(&c::NET_TX_BYTES, &nic, n.transmit_bytes);
+            self.tell(&c::NET_RX_PACKETS, &nic, n.receive_packets);
+            self.tell(&c::NET_TX_PACKETS, &nic, n.transmit_packets);
+            self.tell(&c::NET_RX_ERRORS, &nic, n.receive_errors);
+            self.tell(&c::NET_TX_ERRORS, &nic, n.transmit_errors);
+            self.tell(&c::NET_RX_DROPPED, &nic, n.receive_dropped);
+            self.tell(&c::NET_TX_DROPPED, &nic, n.transmit_dropped);
+            self.tell(&c::NET_TRAFFIC, &[&n.name, "rx"], n.receive_bytes);
+            self.tell(&c::NET_TRAFFIC, &[&n.name, "tx"], n.transmit_bytes);
+        }
+        let mut told = std::collections::BTreeSet::new();
+        for f in &s.file_systems {
+            // A guest may say what it likes; a series may be told once.
+            if told.insert((&f.disk, &f.mount_point, &f.kind)) {
+                let place = [f.disk.as_str(), f.mount_point.as_str(), f.kind.as_str()];
+                self.tell(&c::FS_CAPACITY, &place, f.total_bytes);
+                self.tell(&c::FS_USED, &place, f.used_bytes);
+            }
+        }
+        if let [one, five, fifteen] = s.load[..] {
+            self.tell(&c::LOAD_1, &[], one);
+            self.tell(&c::LOAD_5, &[], five);
+            self.tell(&c::LOAD_15, &[], fifteen);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_are_spelled_once_and_bounded() {
+        let mut stats = StatsReply::default();
+        for (name, value) in [("app.kubernetes.io/name", "a"), ("app_kubernetes_io_name", "b"), ("x", "y")] {
+            stats.labels.insert(name.into(), value.into());
+        }
+        let told = labels(&stats);
+        assert_eq!(told.len(), 2);
+        assert_eq!(told[0], ("kubernetes_vmi_label_app_kubernetes_io_name".to_owned(), "a".to_owned()));
+        for n in 0..10_000 {
+            stats.labels.insert(format!("l{n}"), "v".into());
+        }
+        assert_eq!(labels(&stats).len(), MORE);
+    }
+}
