@@ -136,6 +136,7 @@ pub(crate) fn command(command: &Command) -> &'static str {
         Command::Patch { .. } => "patch",
         Command::Delete { .. } => "delete",
         Command::Confirm { .. } => "confirm",
+        Command::Survey { .. } => "survey",
         Command::Instruct { .. } => "instruct",
         Command::Note(_) => "note",
         Command::Wake { .. } => "wake",

@@ -9,9 +9,6 @@
 //! Drivers (`reconcilers/`, `node-agent/`) feed events, write the journal and carry out commands. They decide nothing.
 #![deny(clippy::wildcard_enum_match_arm)]
 
-/// For a few entries: a sorted list that takes no more than they do.
-pub use litemap::LiteMap;
-
 pub mod agent;
 pub mod attach;
 pub mod condition;
@@ -34,6 +31,8 @@ pub mod trace;
 pub mod vm;
 
 pub use ids::*;
+/// For a few entries: a sorted list that takes no more than they do.
+pub use litemap::LiteMap;
 pub use time::{Millis, Timestamp};
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};

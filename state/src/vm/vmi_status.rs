@@ -210,7 +210,8 @@ impl Vm {
     /// Names and claims from the moment in which the machine has its node; what the guest calls them once it runs.
     fn volumes(&self, vmi: &VmiView, phase: Phase, s: &mut Cow<'_, VmiStatus>) {
         let target = |v: &VolumeView| if phase == Phase::Running { v.target.clone() } else { String::new() };
-        let is = |old: &LiteMap<String, Value>, key: &str, text: &str| old.get(key).and_then(Value::as_str) == Some(text);
+        let is =
+            |old: &LiteMap<String, Value>, key: &str, text: &str| old.get(key).and_then(Value::as_str) == Some(text);
         let told = |(v, old): (&VolumeView, &LiteMap<String, Value>)| {
             v.claim.is_none() && is(old, "name", &v.name) && is(old, "target", &target(v))
         };

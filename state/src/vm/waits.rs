@@ -394,7 +394,7 @@ impl Wait {
             Self::Paused { .. } => format!("'virtfold unpause {name}'"),
             Self::RestartRequired(_) => format!("'virtfold restart {name}'"),
             Self::Off(_) => format!("'virtfold start {name}'"),
-            Self::Ended { .. } => format!("start it: 'virtfold start {name}'; one of run strategy Once is started by a new one"),
+            Self::Ended { .. } => format!("'virtfold start {name}'; of run strategy Once: 'kubectl delete vmi {name}', then it runs once more"),
         }
     }
 

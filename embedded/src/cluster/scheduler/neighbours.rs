@@ -105,7 +105,9 @@ impl<'a> Neighbours<'a> {
     #[must_use]
     pub fn of(pod: &'a Pod, there: &'a [NodeView], namespaces: Namespaces<'_>) -> Self {
         let counted = |terms: Vec<Term<'a>>| -> Vec<_> {
-            let of = |t: &Term<'a>| (t.term.topology_key.as_str(), count(there, &t.term.topology_key, |p| t.means(p, namespaces)));
+            let of = |t: &Term<'a>| {
+                (t.term.topology_key.as_str(), count(there, &t.term.topology_key, |p| t.means(p, namespaces)))
+            };
             terms.iter().map(of).collect()
         };
         let near = terms(pod, NEAR);
@@ -114,13 +116,16 @@ impl<'a> Neighbours<'a> {
         let mut unwanted = vec![];
         for view in there {
             for theirs in view.pods.iter().flat_map(|p| terms(p, FAR)) {
-                if let Some(domain) = domain(&view.node, &theirs.term.topology_key).filter(|_| theirs.means(pod, namespaces)) {
+                if let Some(domain) =
+                    domain(&view.node, &theirs.term.topology_key).filter(|_| theirs.means(pod, namespaces))
+                {
                     unwanted.push((theirs.term.topology_key.as_str(), domain));
                 }
             }
         }
         let first = itself && near.iter().all(|(_, counts)| counts.is_empty());
-        let mut it = Self { pod, near, first, far: counted(terms(pod, FAR)), unwanted, spread: vec![], preferred: vec![] };
+        let mut it =
+            Self { pod, near, first, far: counted(terms(pod, FAR)), unwanted, spread: vec![], preferred: vec![] };
         it.count_spread(there);
         it.count_preferred(there, namespaces);
         it
