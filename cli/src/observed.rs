@@ -32,6 +32,8 @@ const REFUSED: Duration = Duration::from_secs(5);
 const REMEMBERED: usize = 1_000;
 /// What the API server gets for a review.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Bytes of a filter of logs.
+const FILTER: usize = 4 << 10;
 /// Bytes of a bearer token.
 const TOKEN: usize = 16 << 10;
 
@@ -76,6 +78,9 @@ pub async fn serve(what: Observed, listener: TcpListener, tls: Tls, stop: Cancel
         let rust = concat!("rust ", env!("CARGO_PKG_RUST_VERSION"));
         sheet.tell(&c::INFO, &[rust, concat!("virtfold v", env!("CARGO_PKG_VERSION"))], 1_u64);
     });
+    if let Some(ends) = embedded::pki::not_after(&tls.certificate_pem).and_then(|t| u64::try_from(t).ok()) {
+        what.registry.source("certificate", move |sheet| sheet.tell(&c::CERTIFICATE_ENDS, &[], ends));
+    }
     let inner = Arc::new(Inner { what, scrapes, known: Mutex::default() });
     https::serve(listener, acceptor, stop, move |request, user| {
         let inner = inner.clone();
@@ -112,6 +117,9 @@ fn plain(code: StatusCode, text: impl Into<String>) -> Response {
 
 impl Inner {
     async fn answer(&self, request: Request<Body>, user: Option<User>) -> Response {
+        if request.uri().path() == "/log" {
+            return self.log(request, user).await;
+        }
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             return plain(StatusCode::METHOD_NOT_ALLOWED, "only GET is served here");
         }
@@ -126,23 +134,50 @@ impl Inner {
                 self.scrapes.add(&[answer.status().as_str()]);
                 answer
             }
-            _ => plain(StatusCode::NOT_FOUND, "there are /metrics, /healthz and /readyz"),
+            _ => plain(StatusCode::NOT_FOUND, "there are /metrics, /log, /healthz and /readyz"),
         }
     }
 
-    async fn metrics(&self, headers: &http::HeaderMap, user: Option<User>) -> Response {
-        let text = |name: header::HeaderName| headers.get(name).and_then(|v| v.to_str().ok()).unwrap_or("");
-        let bearer =
-            text(header::AUTHORIZATION).split_once(' ').filter(|(kind, _)| kind.eq_ignore_ascii_case("bearer"));
+    /// Shows what is logged, or changes it.
+    async fn log(&self, request: Request<Body>, user: Option<User>) -> Response {
+        let verb = match *request.method() {
+            Method::GET | Method::HEAD => "get",
+            Method::PUT => "put",
+            _ => return plain(StatusCode::METHOD_NOT_ALLOWED, "GET shows what is logged, PUT changes it"),
+        };
+        if let Some(refused) = self.refused(request.headers(), user, verb, "/log").await {
+            return refused;
+        }
+        if verb == "get" {
+            return plain(StatusCode::OK, telemetry::logs::filter());
+        }
+        let wanted = axum::body::to_bytes(request.into_body(), FILTER).await.ok();
+        let wanted = wanted.as_ref().and_then(|bytes| std::str::from_utf8(bytes).ok()).map(str::trim);
+        let Some(wanted) = wanted.filter(|wanted| !wanted.is_empty()) else {
+            return plain(StatusCode::BAD_REQUEST, "the body is to be a filter, such as info,reconcilers=debug");
+        };
+        match telemetry::logs::set_filter(wanted) {
+            Ok(()) => {
+                tracing::info!(filter = wanted, "what is logged was changed");
+                plain(StatusCode::OK, wanted)
+            }
+            Err(error) => plain(StatusCode::BAD_REQUEST, error.to_string()),
+        }
+    }
+
+    /// What somebody gets who may not; nothing for those who may.
+    async fn refused(&self, headers: &http::HeaderMap, user: Option<User>, verb: &str, path: &str) -> Option<Response> {
+        let text = headers.get(header::AUTHORIZATION).and_then(|v| v.to_str().ok()).unwrap_or("");
+        let bearer = text.split_once(' ').filter(|(kind, _)| kind.eq_ignore_ascii_case("bearer"));
         let verdict = match (user, bearer.map(|(_, token)| token.trim())) {
             (Some(user), _) => {
-                let id = format!("certificate {} {:?}", user.name, user.groups);
-                self.known(&id, async || self.allowed(&user).await).await
+                let id = format!("{verb} {path} certificate {} {:?}", user.name, user.groups);
+                self.known(&id, async || self.allowed(&user, verb, path).await).await
             }
             (None, Some(token)) if !token.is_empty() && token.len() <= TOKEN => {
-                let id = format!("token {token}");
+                let id = format!("{verb} {path} token {token}");
                 self.known(&id, async || match self.user_of(token).await? {
-                    Some(user) => self.allowed(&user).await,
+                    Some(user) => self.allowed(&user, verb, path).await,
                     None => Ok(Verdict::Nobody),
                 })
                 .await
@@ -150,23 +185,28 @@ impl Inner {
             (None, Some(_) | None) => Ok(Verdict::Nobody),
         };
         match verdict {
-            Ok(Verdict::Admitted) => {}
+            Ok(Verdict::Admitted) => None,
             Ok(Verdict::Nobody) => {
-                let why =
-                    "metrics are for those who are known: by a bearer token, or a client certificate of the cluster";
-                return plain(StatusCode::UNAUTHORIZED, why);
+                let why = format!(
+                    "{path} is for those who are known: by a bearer token, or a client certificate of the cluster"
+                );
+                Some(plain(StatusCode::UNAUTHORIZED, why))
             }
             Ok(Verdict::Forbidden) => {
-                return plain(StatusCode::FORBIDDEN, "metrics are for those who may get the path /metrics");
+                Some(plain(StatusCode::FORBIDDEN, format!("this is for those who may {verb} the path {path}")))
             }
-            Err(why) => {
-                return plain(StatusCode::SERVICE_UNAVAILABLE, format!("the API server cannot be asked: {why}"));
-            }
+            Err(why) => Some(plain(StatusCode::SERVICE_UNAVAILABLE, format!("the API server cannot be asked: {why}"))),
+        }
+    }
+
+    async fn metrics(&self, headers: &http::HeaderMap, user: Option<User>) -> Response {
+        if let Some(refused) = self.refused(headers, user, "get", "/metrics").await {
+            return refused;
         }
         if let Some(before) = &self.what.before {
             before().await;
         }
-        let format = Format::negotiate(text(header::ACCEPT));
+        let format = Format::negotiate(headers.get(header::ACCEPT).and_then(|v| v.to_str().ok()).unwrap_or(""));
         match self.what.registry.scrape(format) {
             Ok(page) => (StatusCode::OK, [(header::CONTENT_TYPE, format.content_type())], page).into_response(),
             Err(_) => plain(StatusCode::INTERNAL_SERVER_ERROR, "a value cannot be written"),
@@ -214,14 +254,14 @@ impl Inner {
     }
 
     /// Whether somebody may.
-    async fn allowed(&self, user: &User) -> Result<Verdict, String> {
+    async fn allowed(&self, user: &User, verb: &str, path: &str) -> Result<Verdict, String> {
         let review = SubjectAccessReview {
             spec: SubjectAccessReviewSpec {
                 user: Some(user.name.clone()),
                 groups: Some(user.groups.clone()),
                 non_resource_attributes: Some(NonResourceAttributes {
-                    path: Some("/metrics".into()),
-                    verb: Some("get".into()),
+                    path: Some(path.to_owned()),
+                    verb: Some(verb.to_owned()),
                 }),
                 ..SubjectAccessReviewSpec::default()
             },

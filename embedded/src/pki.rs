@@ -358,6 +358,12 @@ fn read(path: &Path) -> Result<Option<String>, PkiError> {
     }
 }
 
+/// When the first certificate of a PEM text ends, in seconds since 1970.
+pub fn not_after(pem: &[u8]) -> Option<i64> {
+    let (_, pem) = x509_parser::pem::parse_x509_pem(pem).ok()?;
+    Some(pem.parse_x509().ok()?.validity().not_after.timestamp())
+}
+
 /// Writes a file that only its owner may read, whole or not at all.
 ///
 /// # Errors

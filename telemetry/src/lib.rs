@@ -51,6 +51,9 @@ pub enum Error {
     /// The OTLP exporter cannot be built.
     #[error("cannot export traces to {0}")]
     Exporter(String, #[source] opentelemetry_otlp::ExporterBuildError),
+    /// [`init`] was not called.
+    #[error("logs are not set up")]
+    NotSetUp,
     /// A second [`init`] in one process.
     #[error("telemetry is set up already")]
     Twice,

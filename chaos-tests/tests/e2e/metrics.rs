@@ -99,6 +99,19 @@ fn is_authorised(cluster: &Cluster, port: u16, known: &str, stranger: &str) -> R
         ensure!(got == code, "{what} gets {got} from port {port}: {said}");
         ensure!((code == 200) == said.contains("virtfold_spans_total"), "{what}: {said}");
     }
+    // What is logged can be changed by those who may.
+    let admin = ["--cert", &cert, "--key", &key];
+    for (filter, who, code) in [
+        ("info,reconcilers=debug", &admin[..], 200),
+        ("a=b=c,,=", &admin, 400),
+        ("trace", &["-H", &known], 403),
+        ("trace", &[], 401),
+    ] {
+        let (got, said) = curl(port, "/log", &[who, &["-X", "PUT", "-d", filter]].concat())?;
+        ensure!(got == code, "{filter}: {got} {said}");
+    }
+    let (code, filter) = curl(port, "/log", &admin)?;
+    ensure!((code, filter.trim()) == (200, "info,reconcilers=debug"), "{code} {filter}");
     let open = curl(port, "/metrics", &["-H", &known, "-H", "Accept: application/openmetrics-text; version=1.0.0"])?.1;
     ensure!(open.trim_end().ends_with("# EOF"), "no OpenMetrics from port {port}");
     Ok(())

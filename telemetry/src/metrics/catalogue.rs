@@ -184,6 +184,7 @@ catalogue! {
     SPANS "virtfold_spans_total" Counter All ["outcome"] "Finished spans: exported, failed or overflown (lost on the way to the collector), unsent (no collector, or not sampled)";
     SPANS_WAITING "virtfold_spans_waiting" Gauge All [] "Spans that wait for the collector";
     METRIC_SERIES_DROPPED "virtfold_metric_series_dropped_total" Counter All [] "Series that were not told because a metric had too many";
+    CERTIFICATE_ENDS "virtfold_certificate_expiry_timestamp_seconds" Gauge All [] "When the certificate ends by which this process shows its metrics, in seconds since 1970; a node's agent has no other";
     SCRAPES "virtfold_scrapes_total" Counter All ["code"] "Requests for metrics, by the code of the answer";
 }
 
@@ -229,7 +230,8 @@ pub fn markdown() -> String {
         "# Metrics\n\n\
          Made from the catalogue in `telemetry/src/metrics/catalogue.rs` (`UPDATE=1 cargo test -p telemetry catalogue`).\n\n\
          Each process tells its own at `/metrics`, by HTTPS, to those who may `get` the path `/metrics` (a bearer token or a client \
-         certificate; reviewed by the API server). `/healthz` and `/readyz` are for everybody. Exemplars name traces where the scraper \
+         certificate; reviewed by the API server). `/healthz` and `/readyz` are for everybody; who may `get` or `put` the path `/log` reads or \
+         changes there what the process logs (`curl -X PUT -d info,reconcilers=debug`), until it ends. Exemplars name traces where the scraper \
          asks for OpenMetrics, as Prometheus does.\n\n\
          Names, types, labels and units that begin with `kubevirt_` are KubeVirt's. `untyped` are those that KubeVirt calls counters \
          though their names do not end in `_total`. Metrics of one instance have its labels besides, up to 16, as \
