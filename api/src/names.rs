@@ -70,6 +70,8 @@ pub const ANN_FENCED: &str = "virtfold.io/fenced";
 /// Annotations of a template that follow it into a running instance and its pod: what a descheduler may do.
 pub const ANN_FOLLOWING: [&str; 2] =
     ["descheduler.alpha.kubernetes.io/evict", "descheduler.alpha.kubernetes.io/prefer-no-eviction"];
+/// Annotation of a launcher pod: its machine is asked to leave the node, and who evicts for balance need not ask again.
+pub const ANN_EVICTING: &str = "descheduler.alpha.kubernetes.io/eviction-in-progress";
 /// Readiness gate of the launcher pod, written by the node agent.
 pub const GATE_UNPAUSED: &str = "kubevirt.io/virtual-machine-unpaused";
 /// Out-of-service taint, the fact that fences a node.
