@@ -82,6 +82,7 @@ impl Apart {
             patience: gateway::PATIENCE,
         });
         tokio::select! {
+            () = gateway.follow() => Ok(()),
             served = gateway.serve(self.listener, serving, self.stop) => Ok(served?),
             failed = keep(&self.client, &mut rotation, &show) => failed,
         }

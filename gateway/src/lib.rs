@@ -7,12 +7,13 @@
 //! ([`Gateway::serve`]), and [`registration`] is what that Kubernetes is told.
 //!
 //! It owns what users ask for: `status.stateChangeRequests` of a VM, a VMI's grace period, the trace context written with
-//! a spec. It keeps nothing: any number of gateways may run, and one that dies costs the connections through it. A
+//! a spec. Beside the settings of the cluster, which it follows, it keeps nothing: any number of gateways may run, and one that dies costs the connections through it. A
 //! request that changes an object is decided on what was read and written on the condition that it is still so; a
 //! request to a guest goes to its node's agent with an id of its own and is carried out at most once.
 
 pub mod admission;
 mod agent;
+mod cluster;
 mod front;
 mod kubernetes;
 mod leader;
@@ -29,7 +30,7 @@ use std::sync::Arc;
 use admission::Objects;
 use futures::future::BoxFuture;
 
-pub use admission::{AdmissionInput, AdmissionOutput, Operation, Settings, User};
+pub use admission::{AdmissionInput, AdmissionOutput, Operation, ReferencePolicy, Settings, User};
 pub use leader::Leader;
 pub use limits::{PATIENCE, REGISTERED};
 pub use proto::transport::{Datagrams, Dial, Tls};
@@ -100,6 +101,7 @@ pub struct Gateway {
 pub(crate) struct Inner {
     config: Config,
     agents: agent::Agents,
+    cluster: cluster::Cluster,
 }
 
 /// A trace that begins with a write of a spec: the write is its root, and what follows from it hangs below.
@@ -141,7 +143,13 @@ impl Gateway {
     /// Makes a gateway; nothing is connected before it is needed.
     pub fn new(config: Config) -> Self {
         let agents = agent::Agents::new(config.dial.clone(), config.tls.clone(), config.patience);
-        Self { inner: Arc::new(Inner { config, agents }) }
+        let cluster = cluster::Cluster::new(config.settings.clone());
+        Self { inner: Arc::new(Inner { config, agents, cluster }) }
+    }
+
+    /// Keeps the settings as the cluster's KubeVirt object says. Never ends; without it those of the configuration hold.
+    pub async fn follow(&self) {
+        self.inner.cluster.follow(&self.inner.config.client).await;
     }
 
     /// Admits a write, or says why not.
@@ -152,9 +160,10 @@ impl Gateway {
         let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
         // One write is one trace, however often it is asked.
         let trace = std::sync::OnceLock::new();
+        let settings = self.inner.cluster.settings();
         let answer = self.inner.among_objects(|objects| {
             let context = admission::Context {
-                settings: &self.inner.config.settings,
+                settings: &settings,
                 now: &now,
                 uuid: &|| uuid::Uuid::new_v4().to_string(),
                 trace: &|| trace.get_or_init(new_trace).clone(),

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod admission;
+mod cluster;
 mod fuzz;
 mod patterns;
 mod specs;

@@ -181,7 +181,6 @@ const KINDS: &[Kind] = &[
         short: &["kv", "kvs"],
         columns: &[AGE, PHASE],
         subresources: Some(status),
-        missing: Some("nothing reads it"),
         ..CORE
     },
     Kind {

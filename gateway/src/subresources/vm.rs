@@ -89,8 +89,8 @@ pub(super) async fn expand_body(asked: &Asked<'_>, body: axum::body::Body) -> Re
 }
 
 async fn expanded(asked: &Asked<'_>, vm: &Value) -> Result<Result<Value, String>, Status> {
-    let settings = &asked.inner.config.settings;
-    asked.inner.among_objects(|objects| crate::admission::expand(vm, asked.namespace, settings, objects)).await
+    let settings = asked.inner.cluster.settings();
+    asked.inner.among_objects(|objects| crate::admission::expand(vm, asked.namespace, &settings, objects)).await
 }
 
 fn seconds(options: &Value, key: &str) -> Result<Option<i64>, Status> {
