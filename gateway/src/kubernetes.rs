@@ -1,6 +1,6 @@
 //! Reading and patching objects as they are, through the untyped side of the client.
 
-use crate::admission::{KUBEVIRT, Objects, Wanted};
+use crate::admission::{KUBEVIRT, Objects, PRESET, Wanted};
 use crate::limits;
 use crate::status::Status;
 use serde_json::{Value, json};
@@ -28,9 +28,13 @@ pub(crate) const POD: Resource = Resource { what: "pod", prefix: "/api/v1", plur
 
 pub(crate) const CLUSTER: Resource = Resource { what: KUBEVIRT, prefix: "/apis/kubevirt.io/v1", plural: "kubevirts" };
 
+pub(crate) const PRESETS: Resource =
+    Resource { what: PRESET, prefix: "/apis/kubevirt.io/v1", plural: "virtualmachineinstancepresets" };
+
 /// What admission reads by the name of a kind.
-const READ: [Resource; 10] = [
+const READ: [Resource; 11] = [
     CLUSTER,
+    PRESETS,
     pattern(Pattern::Instancetype),
     pattern(Pattern::ClusterInstancetype),
     pattern(Pattern::Preference),
@@ -52,7 +56,7 @@ pub(crate) async fn find(client: &kube::Client, wanted: Vec<Wanted>, objects: &m
         let by_name = READ.into_iter().find(|r| r.what == one.kind);
         let workload = || WORKLOADS.into_iter().find(|(kind, _)| *kind == one.kind).map(|(_, r)| r);
         let found = match by_name.or_else(workload) {
-            Some(resource) if one.name.is_empty() => Some(some(client, resource).await?),
+            Some(resource) if one.name.is_empty() => Some(list(client, resource).await?),
             Some(resource) => get(client, resource, &one.namespace, &one.name).await?,
             None => None,
         };
@@ -64,13 +68,11 @@ pub(crate) async fn find(client: &kube::Client, wanted: Vec<Wanted>, objects: &m
 /// Kinds of which is asked whether there are any.
 const WORKLOADS: [(&str, Resource); 3] =
     [("VirtualMachine", VM), ("VirtualMachineInstance", VMI), ("VirtualMachineInstanceReplicaSet", SET)];
-/// More objects than one need not be known of a kind that may have many, and of the kind that has one.
-const SOME: u8 = 2;
 
-/// The first few objects of a kind, in any namespace.
-async fn some(client: &kube::Client, resource: Resource) -> Result<Value, Status> {
-    let path = format!("{}/{}?limit={SOME}", resource.prefix, resource.plural);
-    call(client, "GET", &path, "", Vec::new()).await
+/// The objects of a kind in all namespaces; one of a kind of which is asked whether there are any.
+async fn list(client: &kube::Client, resource: Resource) -> Result<Value, Status> {
+    let few = if WORKLOADS.iter().any(|(_, r)| *r == resource) { "?limit=1" } else { "" };
+    call(client, "GET", &format!("{}/{}{few}", resource.prefix, resource.plural), "", Vec::new()).await
 }
 
 impl Resource {

@@ -7,7 +7,7 @@
 //! ([`Gateway::serve`]), and [`registration`] is what that Kubernetes is told.
 //!
 //! It owns what users ask for: `status.stateChangeRequests` of a VM, a VMI's grace period, the trace context written with
-//! a spec. Beside the settings of the cluster, which it follows, it keeps nothing: any number of gateways may run, and one that dies costs the connections through it. A
+//! a spec. Beside settings and presets, which it follows, it keeps nothing: any number of gateways may run, and one that dies costs the connections through it. A
 //! request that changes an object is decided on what was read and written on the condition that it is still so; a
 //! request to a guest goes to its node's agent with an id of its own and is carried out at most once.
 
@@ -125,7 +125,7 @@ fn new_trace() -> String {
 impl Inner {
     /// What a pure function answers once it has the objects that it asks for.
     pub(crate) async fn among_objects<R>(&self, ask: impl Fn(&Objects) -> R) -> Result<R, Status> {
-        let mut objects = Objects::default();
+        let mut objects = self.cluster.objects();
         // Each round reads what the one before asked for.
         for _ in 0..limits::LOOKUPS {
             let answer = ask(&objects);
@@ -147,7 +147,8 @@ impl Gateway {
         Self { inner: Arc::new(Inner { config, agents, cluster }) }
     }
 
-    /// Keeps the settings as the cluster's KubeVirt object says. Never ends; without it those of the configuration hold.
+    /// Keeps the settings as the cluster's KubeVirt object says, and its presets at hand. Never ends; without it the settings of
+    /// the configuration hold.
     pub async fn follow(&self) {
         self.inner.cluster.follow(&self.inner.config.client).await;
     }

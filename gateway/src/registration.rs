@@ -81,7 +81,8 @@ fn webhooks(service: &Value, path: &str, unasked: &[String]) -> Value {
     groups.retain(|group| *group != IMPORTER);
     groups.dedup();
     let own = [api::names::GROUP];
-    let mut kept = vec!["virtualmachines", "virtualmachineinstancereplicasets", "kubevirts"];
+    let mut kept =
+        vec!["virtualmachines", "virtualmachineinstancereplicasets", "virtualmachineinstancepresets", "kubevirts"];
     kept.extend(Pattern::ALL.map(Pattern::plural));
     let written = ["virtualmachineinstances", "virtualmachineinstances/status", "virtualmachines/status"];
     let mut all = vec![

@@ -5,6 +5,7 @@ mod admission;
 mod cluster;
 mod fuzz;
 mod patterns;
+mod presets;
 mod specs;
 mod streams;
 mod support;

@@ -160,7 +160,6 @@ const KINDS: &[Kind] = &[
         plural: "virtualmachineinstancepresets",
         short: &["vmipreset", "vmipresets"],
         versions: &[deprecated(version("v1")), deprecated(stored("v1alpha3"))],
-        missing: Some("use a preference"),
         ..CORE
     },
     Kind {

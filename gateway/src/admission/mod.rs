@@ -8,13 +8,14 @@
 //! * [`fields`] is the table of what each field does here: done, refused, or a hint. Nothing is ignored in silence.
 //! * [`patterns`] is about the instancetype and the preference that a VM names.
 //! * [`rules`] are KubeVirt's rules about the spec of an instance, [`vm`], [`vmi`] and [`set`] those about the objects around it,
-//!   `eviction` is about pods that have to go, `cluster` about the settings of all of them.
+//!   `eviction` is about pods that have to go, `cluster` about the settings of all of them, `preset` about parts that many instances share.
 
 mod cluster;
 pub mod defaults;
 pub(crate) mod eviction;
 pub mod fields;
 mod patterns;
+mod preset;
 mod rules;
 mod set;
 mod vm;
@@ -26,7 +27,9 @@ use state::instancetype::Role;
 
 pub use cluster::ReferencePolicy;
 pub use patterns::{Objects, Wanted};
-pub(crate) use {cluster::KIND as KUBEVIRT, patterns::expand, rules::Problems, vmi::RESERVED_LABELS};
+pub(crate) use {
+    cluster::KIND as KUBEVIRT, patterns::expand, preset::KIND as PRESET, rules::Problems, vmi::RESERVED_LABELS,
+};
 
 /// What is done to the object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -171,6 +174,7 @@ pub fn admit(mut input: AdmissionInput, context: &Context<'_>) -> Result<Admissi
             patterns::admit(Role::Preference, input)
         }
         (cluster::KIND, "") => cluster::admit(input, context),
+        (preset::KIND, "") => preset::admit(input),
         _ => unchanged(input.object),
     }
 }

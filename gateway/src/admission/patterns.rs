@@ -40,7 +40,7 @@ impl Objects {
         self.missing.take()
     }
 
-    /// The objects of a kind in all namespaces. Only whether there are any, and which of a kind that has few, is known.
+    /// The objects of a kind in all namespaces; of VirtualMachines and what runs them perhaps one alone.
     pub(super) fn list(&self, kind: &'static str) -> &[Value] {
         let wanted = Wanted { kind, namespace: String::new(), name: String::new() };
         match self.known.get(&wanted) {
