@@ -81,8 +81,9 @@ impl Apart {
             explain: Some(self.explain),
             patience: gateway::PATIENCE,
         });
+        let follower = gateway.clone();
         tokio::select! {
-            () = gateway.follow() => Ok(()),
+            () = follower.follow() => Ok(()),
             served = gateway.serve(self.listener, serving, self.stop) => Ok(served?),
             failed = keep(&self.client, &mut rotation, &show) => failed,
         }

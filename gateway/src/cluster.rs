@@ -9,7 +9,7 @@ use kube::api::{Api, ApiResource, DynamicObject};
 use kube::runtime::{WatchStreamExt, watcher};
 use serde_json::{Value, json};
 
-use crate::admission::{KUBEVIRT, Objects, PRESET, Settings, Wanted};
+use crate::admission::{Objects, PRESET, Settings, Wanted};
 use crate::kubernetes::{self, Patched, Resource};
 
 /// The cluster as it is now.

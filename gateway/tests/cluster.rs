@@ -151,7 +151,8 @@ fn a_machine_is_stored_with_what_it_names_where_the_cluster_says_so() {
         let memory = &spec["template"]["spec"]["domain"]["memory"]["guest"];
         assert_eq!(memory.as_str(), expanded.then_some("64Mi"));
         // What is stored is not expanded again.
-        let again = ask_under(&settings, &objects, input("VirtualMachine", out.object.clone())).unwrap().object;
+        let again = update("VirtualMachine", vm(spec()), out.object.clone());
+        let again = ask_under(&settings, &objects, again).unwrap().object;
         assert_eq!(again["spec"], out.object["spec"]);
     }
 }

@@ -571,7 +571,7 @@ fn rule_3_8_an_instance_that_has_to_leave_its_node_says_so_and_its_pod_too() {
     let mut w = running("Always");
     let seen = |w: &World| w.get(Kind::Pod).unwrap()["metadata"]["annotations"].get(key).cloned();
     for (node, told, marked) in
-        [(json!("n1"), Some(yes("EvictionRequested")), Some(json!("true"))), (Value::Null, None, None)]
+        [(json!("n1"), yes("EvictionRequested"), Some(json!("true"))), (Value::Null, None, None)]
     {
         w.edit(Kind::VirtualMachineInstance, json!({"status": {"evacuationNodeName": node}}));
         w.settle(10_000);
