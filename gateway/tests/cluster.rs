@@ -146,9 +146,9 @@ fn a_machine_is_stored_with_what_it_names_where_the_cluster_says_so() {
         let old = vm(spec());
         let asked = update("VirtualMachine", old, machine(name, revision));
         let out = ask_under(&settings, &objects, asked).unwrap_or_else(|e| panic!("{policy:?}: {e}: {:?}", e.causes()));
-        let spec = &out.object["spec"];
-        assert_eq!(spec.get("instancetype").is_none(), expanded, "{policy:?} {name} {revision}: {spec}");
-        let memory = &spec["template"]["spec"]["domain"]["memory"]["guest"];
+        let stored = &out.object["spec"];
+        assert_eq!(stored.get("instancetype").is_none(), expanded, "{policy:?} {name} {revision}: {stored}");
+        let memory = &stored["template"]["spec"]["domain"]["memory"]["guest"];
         assert_eq!(memory.as_str(), expanded.then_some("64Mi"));
         // What is stored is not expanded again.
         let again = update("VirtualMachine", vm(spec()), out.object.clone());
