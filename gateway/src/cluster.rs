@@ -59,6 +59,8 @@ impl Cluster {
     /// Of several objects the oldest counts.
     async fn follow_settings(&self, client: &kube::Client) {
         let mut seen = follow(client, kubernetes::CLUSTER);
+        // Two gateways of different versions do not correct each other for ever: each says once which it is.
+        let mut introduced = false;
         while let Some(known) = seen.next().await {
             let age = |(uid, o): &(&String, &DynamicObject)| {
                 (o.metadata.creation_timestamp.clone().map(|t| t.0), (*uid).clone())
@@ -66,13 +68,17 @@ impl Cluster {
             let first = known.iter().min_by_key(age).and_then(|(_, o)| serde_json::to_value(o).ok());
             let settings = first.as_ref().map_or_else(|| self.own.clone(), |o| self.own.configured_by(o));
             *self.settings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings);
-            if let Some(object) = first.filter(|o| !acknowledged(o)) {
-                let operation = json!({"op": "add", "path": "/status", "value": status(&object)});
-                match kubernetes::patch(client, kubernetes::CLUSTER, &object, "status", vec![operation], false).await {
-                    // A change in between is an event of its own.
-                    Ok(Patched::Done(_) | Patched::Changed) => {}
-                    Err(refusal) => tracing::warn!(%refusal, "the configuration of the cluster is not acknowledged"),
-                }
+            let Some(object) = first else { continue };
+            if acknowledged(&object, introduced) {
+                introduced = true;
+                continue;
+            }
+            let operation = json!({"op": "add", "path": "/status", "value": status(&object)});
+            match kubernetes::patch(client, kubernetes::CLUSTER, &object, "status", vec![operation], false).await {
+                Ok(Patched::Done(_)) => introduced = true,
+                // A change in between is an event of its own.
+                Ok(Patched::Changed) => {}
+                Err(refusal) => tracing::warn!(%refusal, "the configuration of the cluster is not acknowledged"),
             }
         }
     }
@@ -126,12 +132,12 @@ fn version() -> String {
     format!("v{}", env!("CARGO_PKG_VERSION"))
 }
 
-/// Whether this version of the object was acknowledged by this version of the gateway.
-fn acknowledged(object: &Value) -> bool {
+/// Whether this version of the object was acknowledged, and by this version of the gateway unless that has been said.
+fn acknowledged(object: &Value, introduced: bool) -> bool {
     let s = &object["status"];
     s["phase"] == "Deployed"
         && s["observedGeneration"] == object["metadata"]["generation"]
-        && s["observedKubeVirtVersion"] == version()
+        && (introduced || s["observedKubeVirtVersion"] == version())
 }
 
 /// What is said of an object that was read: nothing is left to be deployed.
