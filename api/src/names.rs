@@ -82,6 +82,8 @@ pub const ANN_DESCRIBING: [&str; 7] = [
     "kubevirt.io/preference-name",
     "kubevirt.io/cluster-preference-name",
 ];
+/// Annotation of a launcher pod: its machine is asked to leave the node, and who evicts for balance need not ask again.
+pub const ANN_EVICTING: &str = "descheduler.alpha.kubernetes.io/eviction-in-progress";
 /// Readiness gate of the launcher pod, written by the node agent.
 pub const GATE_UNPAUSED: &str = "kubevirt.io/virtual-machine-unpaused";
 /// Out-of-service taint, the fact that fences a node.

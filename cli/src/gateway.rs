@@ -85,7 +85,9 @@ impl Apart {
             patience: gateway::PATIENCE,
             metrics: self.metrics,
         });
+        let follower = gateway.clone();
         tokio::select! {
+            () = follower.follow() => Ok(()),
             served = gateway.serve(self.listener, serving, self.stop) => Ok(served?),
             failed = keep(&self.client, &mut rotation, &show) => failed,
         }

@@ -1,6 +1,6 @@
 //! Reading and patching objects as they are, through the untyped side of the client.
 
-use crate::admission::{Objects, Wanted};
+use crate::admission::{KUBEVIRT, Objects, PRESET, Wanted};
 use crate::limits;
 use crate::status::Status;
 use serde_json::{Value, json};
@@ -26,8 +26,15 @@ pub(crate) const SET: Resource = Resource {
 pub(crate) const NODE: Resource = Resource { what: "node", prefix: "/api/v1", plural: "nodes" };
 pub(crate) const POD: Resource = Resource { what: "pod", prefix: "/api/v1", plural: "pods" };
 
+pub(crate) const CLUSTER: Resource = Resource { what: KUBEVIRT, prefix: "/apis/kubevirt.io/v1", plural: "kubevirts" };
+
+pub(crate) const PRESETS: Resource =
+    Resource { what: PRESET, prefix: "/apis/kubevirt.io/v1", plural: "virtualmachineinstancepresets" };
+
 /// What admission reads by the name of a kind.
-const READ: [Resource; 9] = [
+const READ: [Resource; 11] = [
+    CLUSTER,
+    PRESETS,
     pattern(Pattern::Instancetype),
     pattern(Pattern::ClusterInstancetype),
     pattern(Pattern::Preference),
@@ -46,7 +53,10 @@ const fn pattern(p: Pattern) -> Resource {
 /// Reads what admission asked for.
 pub(crate) async fn find(client: &kube::Client, wanted: Vec<Wanted>, objects: &mut Objects) -> Result<(), Status> {
     for one in wanted {
-        let found = match READ.into_iter().find(|r| r.what == one.kind) {
+        let by_name = READ.into_iter().find(|r| r.what == one.kind);
+        let workload = || WORKLOADS.into_iter().find(|(kind, _)| *kind == one.kind).map(|(_, r)| r);
+        let found = match by_name.or_else(workload) {
+            Some(resource) if one.name.is_empty() => Some(list(client, resource).await?),
             Some(resource) => get(client, resource, &one.namespace, &one.name).await?,
             None => None,
         };
@@ -55,7 +65,22 @@ pub(crate) async fn find(client: &kube::Client, wanted: Vec<Wanted>, objects: &m
     Ok(())
 }
 
+/// Kinds of which is asked whether there are any.
+const WORKLOADS: [(&str, Resource); 3] =
+    [("VirtualMachine", VM), ("VirtualMachineInstance", VMI), ("VirtualMachineInstanceReplicaSet", SET)];
+
+/// The objects of a kind in all namespaces; one of a kind of which is asked whether there are any.
+async fn list(client: &kube::Client, resource: Resource) -> Result<Value, Status> {
+    let few = if WORKLOADS.iter().any(|(_, r)| *r == resource) { "?limit=1" } else { "" };
+    call(client, "GET", &format!("{}/{}{few}", resource.prefix, resource.plural), "", Vec::new()).await
+}
+
 impl Resource {
+    /// Its name in paths.
+    pub(crate) fn plural(self) -> &'static str {
+        self.plural
+    }
+
     fn path(self, namespace: &str, name: &str) -> String {
         if namespace.is_empty() {
             return format!("{}/{}/{name}", self.prefix, self.plural);

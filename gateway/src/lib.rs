@@ -7,12 +7,13 @@
 //! ([`Gateway::serve`]), and [`registration`] is what that Kubernetes is told.
 //!
 //! It owns what users ask for: `status.stateChangeRequests` of a VM, a VMI's grace period, the trace context written with
-//! a spec. It keeps nothing: any number of gateways may run, and one that dies costs the connections through it. A
+//! a spec. Beside settings and presets, which it follows, it keeps nothing: any number of gateways may run, and one that dies costs the connections through it. A
 //! request that changes an object is decided on what was read and written on the condition that it is still so; a
 //! request to a guest goes to its node's agent with an id of its own and is carried out at most once.
 
 pub mod admission;
 mod agent;
+mod cluster;
 mod front;
 mod kubernetes;
 mod leader;
@@ -30,7 +31,7 @@ use std::sync::Arc;
 use admission::Objects;
 use futures::future::BoxFuture;
 
-pub use admission::{AdmissionInput, AdmissionOutput, Operation, Settings, User};
+pub use admission::{AdmissionInput, AdmissionOutput, Operation, ReferencePolicy, Settings, User};
 pub use leader::Leader;
 pub use limits::{PATIENCE, REGISTERED};
 pub use proto::transport::{Datagrams, Dial, Tls};
@@ -104,6 +105,7 @@ pub(crate) struct Inner {
     config: Config,
     agents: agent::Agents,
     metrics: metrics::Metrics,
+    cluster: cluster::Cluster,
 }
 
 /// A trace that begins with a write of a spec: the write is its root, and what follows from it hangs below.
@@ -127,7 +129,7 @@ fn new_trace() -> String {
 impl Inner {
     /// What a pure function answers once it has the objects that it asks for.
     pub(crate) async fn among_objects<R>(&self, ask: impl Fn(&Objects) -> R) -> Result<R, Status> {
-        let mut objects = Objects::default();
+        let mut objects = self.cluster.objects();
         // Each round reads what the one before asked for.
         for _ in 0..limits::LOOKUPS {
             let answer = ask(&objects);
@@ -146,7 +148,14 @@ impl Gateway {
     pub fn new(config: Config) -> Self {
         let agents = agent::Agents::new(config.dial.clone(), config.tls.clone(), config.patience);
         let metrics = metrics::Metrics::new(&config.metrics);
-        Self { inner: Arc::new(Inner { config, agents, metrics }) }
+        let cluster = cluster::Cluster::new(config.settings.clone());
+        Self { inner: Arc::new(Inner { config, agents, metrics, cluster }) }
+    }
+
+    /// Keeps the settings as the cluster's KubeVirt object says, and its presets at hand. Never ends; without it the settings of
+    /// the configuration hold.
+    pub async fn follow(&self) {
+        self.inner.cluster.follow(&self.inner.config.client).await;
     }
 
     /// Admits a write, or says why not.
@@ -157,9 +166,10 @@ impl Gateway {
         let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
         // One write is one trace, however often it is asked.
         let trace = std::sync::OnceLock::new();
+        let settings = self.inner.cluster.settings();
         let answer = self.inner.among_objects(|objects| {
             let context = admission::Context {
-                settings: &self.inner.config.settings,
+                settings: &settings,
                 now: &now,
                 uuid: &|| uuid::Uuid::new_v4().to_string(),
                 trace: &|| trace.get_or_init(new_trace).clone(),

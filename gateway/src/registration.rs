@@ -81,7 +81,8 @@ fn webhooks(service: &Value, path: &str, unasked: &[String]) -> Value {
     groups.retain(|group| *group != IMPORTER);
     groups.dedup();
     let own = [api::names::GROUP];
-    let mut kept = vec!["virtualmachines", "virtualmachineinstancereplicasets"];
+    let mut kept =
+        vec!["virtualmachines", "virtualmachineinstancereplicasets", "virtualmachineinstancepresets", "kubevirts"];
     kept.extend(Pattern::ALL.map(Pattern::plural));
     let written = ["virtualmachineinstances", "virtualmachineinstances/status", "virtualmachines/status"];
     let mut all = vec![
@@ -96,6 +97,8 @@ fn webhooks(service: &Value, path: &str, unasked: &[String]) -> Value {
         let mut evict = hook("evict", "CREATE", &[""], &["pods/eviction"], conditions, "Fail");
         evict["sideEffects"] = "NoneOnDryRun".into();
         all.push(evict);
+        // Nothing is lost with the settings of a cluster: where nobody answers they go.
+        all.push(hook("end", "DELETE", &own, &["kubevirts"], json!([]), "Ignore"));
     }
     all.into()
 }
@@ -204,7 +207,9 @@ mod tests {
                             && conditions.contains("deletionTimestamp"),
                         "{hook}"
                     ),
-                    other => assert_eq!(other, (Some("Ignore"), Some("UPDATE")), "{hook}"),
+                    (policy, operation) => {
+                        assert!(policy == Some("Ignore") && matches!(operation, Some("UPDATE" | "DELETE")), "{hook}");
+                    }
                 }
             }
         }

@@ -15,6 +15,8 @@ pub enum CauseType {
     Duplicate,
     /// `FieldValueNotSupported`
     NotSupported,
+    /// `FieldValueForbidden`
+    Forbidden,
 }
 
 impl CauseType {
@@ -26,6 +28,7 @@ impl CauseType {
             CauseType::NotFound => "FieldValueNotFound",
             CauseType::Duplicate => "FieldValueDuplicate",
             CauseType::NotSupported => "FieldValueNotSupported",
+            CauseType::Forbidden => "FieldValueForbidden",
         }
     }
 }

@@ -259,9 +259,36 @@ fn a_running_snapshot_guards_the_machine() {
     new["spec"]["runStrategy"] = json!("Halted");
     let causes = ask(update("VirtualMachine", old.clone(), new)).unwrap_err().causes();
     assert_eq!((causes.len(), causes[0].0.as_str(), causes[0].1.as_str()), (1, "FieldValueNotSupported", "spec"));
+    let mut more = old.clone();
+    more["spec"]["template"]["spec"]["volumes"]
+        .as_array_mut()
+        .unwrap()
+        .push(json!({"name": "x", "emptyDisk": {"capacity": "1Gi"}}));
+    let causes = ask(update("VirtualMachine", old.clone(), more)).unwrap_err().causes();
+    assert!(causes[0].0 == "FieldValueNotSupported" && causes[0].2.contains("disks or volumes"), "{causes:?}");
     let mut labelled = old.clone();
     labelled["metadata"]["labels"] = json!({"a": "b"});
     assert!(ask(update("VirtualMachine", old, labelled)).is_ok());
+}
+
+#[test]
+fn a_machine_that_is_being_restored_is_not_started() {
+    let mut halted = vm(spec());
+    halted["spec"]["runStrategy"] = json!("Halted");
+    let mut old = ask(input("VirtualMachine", halted)).unwrap().object;
+    old["status"] = json!({"restoreInProgress": "r"});
+    for (strategy, refused) in [("Always", true), ("Manual", true), ("Halted", false)] {
+        let mut new = old.clone();
+        new["spec"]["runStrategy"] = json!(strategy);
+        new["spec"]["template"]["metadata"] = json!({"labels": {"a": "b"}});
+        let answer = ask(update("VirtualMachine", old.clone(), new)).map_err(|s| s.causes());
+        match answer {
+            Ok(_) => assert!(!refused, "{strategy}"),
+            Err(causes) => {
+                assert!(refused && (causes[0].0.as_str(), causes[0].1.as_str()) == ("FieldValueNotSupported", "spec"));
+            }
+        }
+    }
 }
 
 #[test]
@@ -353,7 +380,7 @@ fn a_set_is_held_against_the_rules_of_its_instances() {
 
 #[test]
 fn kinds_that_nothing_acts_on_are_refused_by_name_when_made_and_left_alone_afterwards() {
-    for kind in ["VirtualMachineSnapshot", "VirtualMachinePool", "MigrationPolicy", "DataVolume", "KubeVirt"] {
+    for kind in ["VirtualMachineSnapshot", "VirtualMachinePool", "MigrationPolicy", "DataVolume"] {
         let object = json!({"metadata": {"name": "a"}, "spec": {}});
         let refused = ask(input(kind, object.clone())).unwrap_err();
         assert_eq!(refused.code, 422);

@@ -2,8 +2,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod admission;
+mod cluster;
 mod fuzz;
 mod patterns;
+mod presets;
 mod specs;
 mod streams;
 mod support;

@@ -265,7 +265,7 @@ async fn who_may_look_may_not_touch_and_nobody_reaches_another_namespace() {
     // What is not built is refused as such to those who may ask for it.
     let (code, said) =
         open(&world, "virtualmachineinstances/a/usbredir", Some("editor")).await.map(|_| ()).unwrap_err();
-    assert_eq!((code.as_u16(), said.contains("usbredir is not supported yet")), (400, true), "{said}");
+    assert_eq!((code.as_u16(), said.contains("usbredir is not supported yet")), (409, true), "{said}");
     let cancel = "/apis/subresources.kubevirt.io/v1/namespaces/default/virtualmachines/a/evacuate/cancel";
     let body = json!({"evacuationNodeName": "n"});
     let (code, said) = world.ask_as(&Who::new("editor", &[]), "PUT", cancel, Some(body)).await;

@@ -50,10 +50,10 @@ async fn discovery_and_health() {
     assert_eq!((code, &health["apiserver"]["connectivity"]), (200, &json!("ok")));
     assert_eq!(world.ask("GET", "/apis/subresources.kubevirt.io/v1/nonsense", None).await.0, 404);
     for (method, what, code) in [
-        ("PUT", "vm/migrate", 400),
+        ("PUT", "vm/migrate", 404),
         ("PUT", "vm/addvolume", 400),
-        ("GET", "vmi/usbredir", 400),
-        ("GET", "vmi/vsock", 400),
+        ("GET", "vmi/usbredir", 404),
+        ("GET", "vmi/vsock", 404),
         ("GET", "vmi/sev/fetchcertchain", 400),
         ("GET", "vmi/sev/querylaunchmeasurement", 400),
         ("PUT", "vmi/sev/setupsession", 400),
@@ -69,10 +69,12 @@ async fn discovery_and_health() {
         ("PUT", "vmi/removevolume", 400),
         ("PUT", "vmi/addresourceclaim", 400),
         ("PUT", "vmi/removeresourceclaim", 400),
-        ("PUT", "vmi/backup", 400),
-        ("PUT", "vmi/redefine-checkpoint", 400),
+        ("PUT", "vmi/backup", 404),
+        ("PUT", "vmi/redefine-checkpoint", 404),
         ("GET", "vm/objectgraph", 400),
         ("GET", "vmi/objectgraph", 400),
+        ("GET", "vm/addvolume", 405),
+        ("PUT", "vmi/objectgraph", 405),
         ("PUT", "vm/pause", 404),
         ("GET", "vm/start", 405),
         ("PUT", "vm/start", 404),
@@ -436,6 +438,45 @@ async fn an_eviction_marks_the_machine_or_is_refused() {
     // Without a strategy the pod goes, and so does one of a machine that is gone.
     strategy("None").await;
     assert_eq!(evict(false).await.0, 201);
+}
+
+/// As KubeVirt refuses what a machine cannot do, and by its name.
+#[tokio::test]
+async fn what_is_not_built_is_refused_by_name() {
+    let world = world().await;
+    let gate = |what: &str| format!("{what} is not supported yet: the HotplugVolumes feature gate is not enabled");
+    for (what, body) in [
+        (
+            "vm/addvolume",
+            json!({"name": "v", "disk": {}, "volumeSource": {"persistentVolumeClaim": {"claimName": "c"}}}),
+        ),
+        ("vmi/removevolume", json!({"name": "v"})),
+        ("vm/memorydump", json!({"claimName": "c"})),
+        ("vm/removememorydump", Value::Null),
+    ] {
+        let (code, said) = world.verb("PUT", what, Some(body).filter(|b| !b.is_null())).await;
+        assert_eq!((code, message(&said)), (400, gate(what.split_once('/').unwrap().1).as_str()), "closed for all");
+    }
+    world.make_vm("Manual").await;
+    assert_eq!(world.verb("PUT", "vm/migrate", None).await.0, 404, "there is no instance");
+    world.make_vmi(json!({"phase": "Scheduled"})).await;
+    for (what, code, why) in [
+        ("vm/migrate", 409, "VM is not running"),
+        ("vmi/backup", 409, "VMI is not running"),
+        ("vmi/usbredir", 409, "not configured with USB redirection"),
+        ("vmi/vsock", 400, "VSOCK is not attached"),
+    ] {
+        let method = if matches!(what, "vmi/usbredir" | "vmi/vsock") { "GET" } else { "PUT" };
+        let (got, said) = world.verb(method, what, None).await;
+        assert!(got == code && message(&said).ends_with(why), "{what}: {got} {said}");
+    }
+    let no = json!([{"type": "LiveMigratable", "status": "False", "reason": "NotMigratable", "message": "as it is"}]);
+    world.patch_vmi(json!({"status": {"phase": "Running", "conditions": no}})).await;
+    let (code, said) = world.verb("PUT", "vm/migrate", Some(json!({}))).await;
+    let why = "migrate is not supported yet: cannot migrate VMI, reason: NotMigratable, message: as it is";
+    assert_eq!((code, message(&said)), (400, why));
+    let (code, said) = world.verb("PUT", "vmi/backup", None).await;
+    assert!(code == 409 && message(&said).ends_with("changed block tracking is not enabled"), "{said}");
 }
 
 #[tokio::test]

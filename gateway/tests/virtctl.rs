@@ -143,10 +143,9 @@ async fn verbs_as_virtctl_asks_for_them() {
     ] {
         let (code, text) = put(&format!("virtualmachines/a/{verb}"), Some(body)).await;
         let status: Value = serde_json::from_str(&text).unwrap();
-        assert_eq!(
-            (code, &status["kind"], &status["message"]),
-            (400, &json!("Status"), &json!(format!("{verb} is not supported yet")))
-        );
+        let said = status["message"].as_str().unwrap_or_default();
+        assert_eq!((code, &status["kind"]), (400, &json!("Status")));
+        assert!(said.starts_with(&format!("{verb} is not supported yet: ")), "{said}");
     }
 
     // create vm prints a manifest and asks nobody: what it prints is taken.

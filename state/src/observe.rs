@@ -410,6 +410,16 @@ pub struct VmiStatus {
     pub machine: LiteMap<String, Value>,
     /// Volumes, as written.
     pub volume_status: Vec<LiteMap<String, Value>>,
+    /// The node that it is asked to leave; the gateway's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub evacuation_node_name: Option<String>,
+}
+
+impl VmiStatus {
+    /// Somebody has asked for its eviction.
+    pub fn evicting(&self) -> bool {
+        self.evacuation_node_name.as_ref().is_some_and(|n| !n.is_empty())
+    }
 }
 
 /// A volume of a VMI, as far as its status tells of it.

@@ -160,7 +160,6 @@ const KINDS: &[Kind] = &[
         plural: "virtualmachineinstancepresets",
         short: &["vmipreset", "vmipresets"],
         versions: &[deprecated(version("v1")), deprecated(stored("v1alpha3"))],
-        missing: Some("use a preference"),
         ..CORE
     },
     Kind {
@@ -181,7 +180,6 @@ const KINDS: &[Kind] = &[
         short: &["kv", "kvs"],
         columns: &[AGE, PHASE],
         subresources: Some(status),
-        missing: Some("nothing reads it"),
         ..CORE
     },
     Kind {

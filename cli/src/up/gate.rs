@@ -29,6 +29,8 @@ pub fn install(site: &Site<'_>, server: &ApiServer) -> anyhow::Result<()> {
         patience: gateway::PATIENCE,
         metrics: site.metrics.clone(),
     });
+    let (followed, stop) = (gateway.clone(), site.controllers.clone());
+    site.controller_tasks.spawn(async move { stop.run_until_cancelled(followed.follow()).await });
     let gate = Arc::new(Gate(gateway));
     server.add_admission(gate.clone());
     for version in gateway::VERSIONS {

@@ -217,7 +217,7 @@ pub fn objects() -> Vec<Value> {
                 ),
                 rule(
                     &["kubevirt.io"],
-                    &["virtualmachines/status", "virtualmachineinstances/status"],
+                    &["virtualmachines/status", "virtualmachineinstances/status", "kubevirts/status"],
                     &["patch", "update"],
                 ),
                 rule(&["kubevirt.io", "instancetype.kubevirt.io", "cdi.kubevirt.io"], &["*"], &READ),

@@ -33,6 +33,12 @@ const BINDING: &str = "only masquerade on the pod network is";
 const TIMER: &str = "the hypervisor keeps its own defaults for this timer";
 const PROBE: &str = "of the pod: the kubelet asks the guest over the pod network, or inside of it by its agent";
 const TUNING: &str = "the driver does not set it";
+const DEPLOYED: &str = "nothing is deployed by this object";
+const ROTATION: &str = "each part renews its certificates at half of their life";
+const GATES: &str = "what is built works without a gate";
+const ARCHITECTURE: &str = "machines are amd64";
+const LABELS: &str = "a node's labels say what its QEMU can do";
+const OVERHEAD: &str = "a pod asks for what its machine has and the launcher needs";
 
 /// `spec` of a VirtualMachine, beside its template's spec.
 pub const VM: &[Field] = &[
@@ -303,6 +309,97 @@ pub const PREFERENCE: &[Field] = &[
     ("volumes.preferredStorageClassName", Hint("there are no DataVolumes")),
 ];
 
+/// `spec` of the KubeVirt object.
+pub const CLUSTER: &[Field] = &[
+    ("certificateRotateStrategy.selfSigned", Hint(ROTATION)),
+    ("configuration.additionalGuestMemoryOverheadRatio", Refused(OVERHEAD)),
+    ("configuration.apiConfiguration", Hint(DEPLOYED)),
+    ("configuration.architectureConfiguration.amd64.emulatedMachines", Refused("q35* and pc-q35* are")),
+    ("configuration.architectureConfiguration.amd64.machineType", Done("")),
+    ("configuration.architectureConfiguration.amd64.ovmfPath", Refused("the firmware is the node's")),
+    ("configuration.architectureConfiguration.arm64", Hint(ARCHITECTURE)),
+    ("configuration.architectureConfiguration.defaultArchitecture", Only(&["amd64"])),
+    ("configuration.architectureConfiguration.ppc64le", Hint(ARCHITECTURE)),
+    ("configuration.architectureConfiguration.s390x", Hint(ARCHITECTURE)),
+    ("configuration.autoCPULimitNamespaceLabelSelector", Refused(OVERHEAD)),
+    ("configuration.changedBlockTrackingLabelSelectors", Refused("there are no backups")),
+    ("configuration.commonInstancetypesDeployment.enabled", Hint("there are none that are brought along")),
+    ("configuration.confidentialCompute", Refused("guest memory is not encrypted")),
+    ("configuration.controllerConfiguration", Hint(DEPLOYED)),
+    ("configuration.cpuModel", Done("")),
+    ("configuration.cpuRequest", Refused(OVERHEAD)),
+    ("configuration.defaultRuntimeClass", Refused("launchers run under the default runtime class")),
+    ("configuration.developerConfiguration.clusterProfiler", Refused("there is no profiler")),
+    ("configuration.developerConfiguration.cpuAllocationRatio", Refused(OVERHEAD)),
+    ("configuration.developerConfiguration.disabledFeatureGates", Hint(GATES)),
+    ("configuration.developerConfiguration.diskVerification", Refused(TUNING)),
+    ("configuration.developerConfiguration.featureGates", Hint(GATES)),
+    ("configuration.developerConfiguration.logVerbosity", Hint(DEPLOYED)),
+    ("configuration.developerConfiguration.memoryOvercommit", Refused(OVERHEAD)),
+    ("configuration.developerConfiguration.minimumClusterTSCFrequency", Refused(TUNING)),
+    ("configuration.developerConfiguration.minimumReservePVCBytes", Refused(TUNING)),
+    ("configuration.developerConfiguration.nodeSelectors", Refused("a machine names its nodes itself")),
+    ("configuration.developerConfiguration.pvcTolerateLessSpaceUpToPercent", Refused(TUNING)),
+    ("configuration.developerConfiguration.useEmulation", Hint("a node without KVM emulates")),
+    ("configuration.emulatedMachines", Refused("q35* and pc-q35* are")),
+    ("configuration.evictionStrategy", Done("")),
+    ("configuration.handlerConfiguration", Hint(DEPLOYED)),
+    ("configuration.hypervisors", Refused("there is one")),
+    ("configuration.imagePullPolicy", Hint(DEPLOYED)),
+    ("configuration.instancetype.referencePolicy", Done("a machine is expanded when it is written")),
+    ("configuration.ksmConfiguration", Refused(TUNING)),
+    ("configuration.liveUpdateConfiguration", Hint(HOTPLUG)),
+    ("configuration.machineType", Done("deprecated, use architectureConfiguration")),
+    ("configuration.mediatedDevicesConfiguration", Refused(DEVICES)),
+    ("configuration.memBalloonStatsPeriod", Refused(TUNING)),
+    ("configuration.migrations", Hint("there is no live migration")),
+    ("configuration.minCPUModel", Hint(LABELS)),
+    ("configuration.network.binding", Refused(BINDING)),
+    ("configuration.network.defaultNetworkInterface", Only(&["masquerade"])),
+    ("configuration.network.permitBridgeInterfaceOnPodNetwork", Hint(BINDING)),
+    ("configuration.network.permitSlirpInterface", Hint(BINDING)),
+    ("configuration.obsoleteCPUModels", Hint(LABELS)),
+    ("configuration.ovmfPath", Refused("the firmware is the node's")),
+    ("configuration.permittedHostDevices", Refused(DEVICES)),
+    ("configuration.persistentReservationConfiguration", Refused(DEVICES)),
+    ("configuration.roleAggregationStrategy", Only(&["AggregateToDefault"])),
+    ("configuration.seccompConfiguration", Refused("launchers have a profile of their own")),
+    ("configuration.selinuxLauncherType", Refused("launchers have no SELinux type of their own")),
+    ("configuration.smbios", Refused(TUNING)),
+    ("configuration.supportContainerResources", Hint("there are no containers beside the launcher")),
+    ("configuration.supportedGuestAgentVersions", Hint("deprecated; an agent is judged by what it can do")),
+    ("configuration.tlsConfiguration", Refused("all parts speak TLS 1.2 and 1.3")),
+    ("configuration.virtTemplateDeployment.enabled", Hint("there are no templates")),
+    ("configuration.virtualMachineInstancesPerNode", Refused("a node takes what fits")),
+    ("configuration.virtualMachineOptions.disableFreePageReporting", Hint(TUNING)),
+    ("configuration.virtualMachineOptions.disableSerialConsoleLog", Hint("no container logs the serial console")),
+    (
+        "configuration.vmRolloutStrategy",
+        HintUnless(&["Stage"], "a change of a running machine takes effect with its next start"),
+    ),
+    ("configuration.vmStateStorageClass", Refused("no state outlives an instance")),
+    ("configuration.webhookConfiguration", Hint(DEPLOYED)),
+    ("customizeComponents.flags", Hint(DEPLOYED)),
+    ("customizeComponents.patches", Hint(DEPLOYED)),
+    ("imagePullPolicy", Hint(DEPLOYED)),
+    ("imagePullSecrets", Hint(DEPLOYED)),
+    ("imageRegistry", Hint(DEPLOYED)),
+    ("imageTag", Hint(DEPLOYED)),
+    ("infra", Hint(DEPLOYED)),
+    ("monitorAccount", Hint(DEPLOYED)),
+    ("monitorNamespace", Hint(DEPLOYED)),
+    ("productComponent", Hint(DEPLOYED)),
+    ("productName", Hint(DEPLOYED)),
+    ("productVersion", Hint(DEPLOYED)),
+    ("serviceMonitorNamespace", Hint(DEPLOYED)),
+    ("synchronizationPort", Hint(DEPLOYED)),
+    ("uninstallStrategy", Done("")),
+    ("workloadUpdateStrategy.batchEvictionInterval", Hint(DEPLOYED)),
+    ("workloadUpdateStrategy.batchEvictionSize", Hint(DEPLOYED)),
+    ("workloadUpdateStrategy.workloadUpdateMethods", Hint(DEPLOYED)),
+    ("workloads", Hint(DEPLOYED)),
+];
+
 /// Holds an object against a table; `base` is the path of the object. `skip` is a field that another table is about.
 pub(super) fn check(table: &[Field], value: &Value, base: &str, skip: &str, problems: &mut Problems) {
     walk(&Walk { table, skip }, value, base, "", false, problems);
@@ -376,6 +473,7 @@ pub fn markdown() -> String {
         ("VirtualMachineInstance `spec` (VirtualMachine `spec.template.spec`)", INSTANCE),
         ("VirtualMachineInstancetype `spec`, also of the cluster", INSTANCETYPE),
         ("VirtualMachinePreference `spec`, also of the cluster", PREFERENCE),
+        ("KubeVirt `spec`", CLUSTER),
     ] {
         out.push_str(&format!("\n## {title}\n\n| field | state | remark |\n|---|---|---|\n"));
         for (path, state) in table {
@@ -441,6 +539,7 @@ mod tests {
             (INSTANCE, spec("VirtualMachineInstance"), ""),
             (INSTANCETYPE, spec("VirtualMachineInstancetype"), ""),
             (PREFERENCE, spec("VirtualMachinePreference"), ""),
+            (CLUSTER, spec("KubeVirt"), ""),
         ] {
             let mut out = Vec::new();
             missing(&schema, "", table, skip, &mut out);

@@ -8,12 +8,14 @@
 //! * [`fields`] is the table of what each field does here: done, refused, or a hint. Nothing is ignored in silence.
 //! * [`patterns`] is about the instancetype and the preference that a VM names.
 //! * [`rules`] are KubeVirt's rules about the spec of an instance, [`vm`], [`vmi`] and [`set`] those about the objects around it,
-//!   `eviction` is about pods that have to go.
+//!   `eviction` is about pods that have to go, `cluster` about the settings of all of them, `preset` about parts that many instances share.
 
+mod cluster;
 pub mod defaults;
 pub(crate) mod eviction;
 pub mod fields;
 mod patterns;
+mod preset;
 mod rules;
 mod set;
 mod vm;
@@ -23,8 +25,11 @@ use crate::status::{Cause, CauseType, Status};
 use serde_json::{Value, json};
 use state::instancetype::Role;
 
+pub use cluster::ReferencePolicy;
 pub use patterns::{Objects, Wanted};
-pub(crate) use {patterns::expand, rules::Problems, vmi::RESERVED_LABELS};
+pub(crate) use {
+    cluster::KIND as KUBEVIRT, patterns::expand, preset::KIND as PRESET, rules::Problems, vmi::RESERVED_LABELS,
+};
 
 /// What is done to the object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,7 +38,7 @@ pub enum Operation {
     Create,
     /// A change of the object or of its status.
     Update,
-    /// Its end; never refused here.
+    /// Its end; refused for the settings of a cluster alone, where they say so.
     Delete,
 }
 
@@ -89,6 +94,8 @@ pub struct Settings {
     pub eviction_strategy: String,
     /// Machine type of an instance that names none.
     pub machine_type: String,
+    /// What becomes of the instancetype and the preference that a machine names.
+    pub reference_policy: ReferencePolicy,
 }
 
 impl Default for Settings {
@@ -98,6 +105,7 @@ impl Default for Settings {
             cpu_model: "host-model".into(),
             eviction_strategy: "None".into(),
             machine_type: "q35".into(),
+            reference_policy: ReferencePolicy::default(),
         }
     }
 }
@@ -129,6 +137,9 @@ pub struct Context<'a> {
 /// 422 with causes for wrong fields; 400 for an object that is none.
 pub fn admit(mut input: AdmissionInput, context: &Context<'_>) -> Result<AdmissionOutput, Status> {
     let unchanged = |object| Ok(AdmissionOutput { object, warnings: Vec::new() });
+    if input.operation == Operation::Delete && input.kind == cluster::KIND && input.subresource.is_empty() {
+        return cluster::admit_end(input, context);
+    }
     if input.operation == Operation::Delete
         || !input.object.get("metadata").and_then(|m| m.get("deletionTimestamp")).unwrap_or(&Value::Null).is_null()
     {
@@ -162,6 +173,8 @@ pub fn admit(mut input: AdmissionInput, context: &Context<'_>) -> Result<Admissi
         ("VirtualMachinePreference" | "VirtualMachineClusterPreference", "") => {
             patterns::admit(Role::Preference, input)
         }
+        (cluster::KIND, "") => cluster::admit(input, context),
+        (preset::KIND, "") => preset::admit(input),
         _ => unchanged(input.object),
     }
 }

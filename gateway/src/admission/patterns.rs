@@ -17,7 +17,7 @@ pub struct Wanted {
     pub kind: &'static str,
     /// Its namespace; empty for objects of the cluster.
     pub namespace: String,
-    /// Its name.
+    /// Its name; empty for the list of all objects of the kind.
     pub name: String,
 }
 
@@ -38,6 +38,18 @@ impl Objects {
     /// What was asked for in vain since the last call.
     pub fn missing(&self) -> Vec<Wanted> {
         self.missing.take()
+    }
+
+    /// The objects of a kind in all namespaces; of VirtualMachines and what runs them perhaps one alone.
+    pub(super) fn list(&self, kind: &'static str) -> &[Value] {
+        let wanted = Wanted { kind, namespace: String::new(), name: String::new() };
+        match self.known.get(&wanted) {
+            Some(found) => found.as_ref().map_or(&[], |o| items(o, &["items"])),
+            None => {
+                self.missing.borrow_mut().push(wanted);
+                &[]
+            }
+        }
     }
 
     fn look(&self, kind: &'static str, namespace: &str, name: &str) -> Option<&Value> {

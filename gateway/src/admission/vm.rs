@@ -1,11 +1,12 @@
 //! VirtualMachines.
 
 use super::{
-    AdmissionInput, AdmissionOutput, Context, Operation, Problems, at, default, defaults, fields, get, patterns, rules,
-    text, vmi,
+    AdmissionInput, AdmissionOutput, Context, Operation, Problems, ReferencePolicy, at, default, defaults, fields, get,
+    patterns, rules, text, vmi,
 };
 use crate::status::{CauseType, Status};
 use serde_json::{Value, json};
+use state::instancetype::Role;
 
 const STRATEGIES: &[&str] = &["Halted", "Manual", "Always", "RerunOnFailure", "Once"];
 
@@ -28,10 +29,31 @@ pub(super) fn admit(mut input: AdmissionInput, context: &Context<'_>) -> Result<
     super::author(&mut input, context);
     check(&input, &found, context, &mut problems);
     guards(&input, &mut problems);
+    if problems.causes.is_empty() && !found.is_empty() && expands(&input.object, context.settings.reference_policy) {
+        // What is not to be found yet stays named.
+        match patterns::expand(&input.object, &input.namespace, context.settings, context.objects) {
+            Ok(whole) => input.object = whole,
+            Err(why) => problems.warn(format!("spec is not expanded: {why}")),
+        }
+    }
     if problems.causes.is_empty() {
         return Ok(AdmissionOutput { object: input.object, warnings: problems.warnings });
     }
     Err(Status::invalid(&input.kind, &input.name, &problems.causes))
+}
+
+/// Whether a machine is stored with what its instancetype and preference bring, instead of their names.
+fn expands(vm: &Value, policy: ReferencePolicy) -> bool {
+    let recorded = |role: Role| {
+        let given = text(vm, &["spec", role.field(), "revisionName"]);
+        let found = text(vm, &["status", role.status_field(), "controllerRevisionRef", "name"]);
+        !given.is_empty() || !found.is_empty()
+    };
+    match policy {
+        ReferencePolicy::Reference => false,
+        ReferencePolicy::Expand => !Role::ALL.into_iter().any(recorded),
+        ReferencePolicy::ExpandAll => true,
+    }
 }
 
 fn mutate(vm: &mut Value, operation: Operation, context: &Context<'_>) {

@@ -2,7 +2,7 @@
 
 use super::{
     AdmissionInput, AdmissionOutput, Context, Operation, Problems, User, at, default, defaults, fields, get, items,
-    rules, vm,
+    preset, rules, vm,
 };
 use crate::status::{CauseType, Status};
 use serde_json::{Value, json};
@@ -32,6 +32,9 @@ pub(super) fn admit(input: AdmissionInput, context: &Context<'_>) -> Result<Admi
 
 fn create(mut input: AdmissionInput, context: &Context<'_>, p: &mut Problems) -> (Value, String, String) {
     let trusted = context.settings.is_trusted(&input.user);
+    if get(&input.object, &["spec"]).is_object() {
+        preset::apply(&mut input.object, &input.namespace, context, p);
+    }
     fields::check(fields::INSTANCE, get(&input.object, &["spec"]), "spec", "", p);
     metadata(get(&input.object, &["metadata"]), "metadata", trusted, p);
     if get(&input.object, &["spec"]).is_object() {

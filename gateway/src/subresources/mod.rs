@@ -187,19 +187,22 @@ async fn object(asked: &Asked<'_>, parts: &mut Parts, body: Body) -> Result<Resp
             of(Method::GET)?;
             stream::port_of_vm(asked, port, parts).await
         }
-        (
-            "virtualmachines",
-            [
-                one @ ("migrate"
-                | "objectgraph"
-                | "addvolume"
-                | "removevolume"
-                | "memorydump"
-                | "removememorydump"
-                | "addresourceclaim"
-                | "removeresourceclaim"),
-            ],
-        ) => Err(unsupported(one)),
+        ("virtualmachines", ["migrate"]) => {
+            of(Method::PUT)?;
+            Err(vm::stays(asked).await?)
+        }
+        ("virtualmachines", [one @ ("memorydump" | "removememorydump")])
+        | (
+            "virtualmachines" | "virtualmachineinstances",
+            [one @ ("addvolume" | "removevolume" | "addresourceclaim" | "removeresourceclaim")],
+        ) => {
+            of(Method::PUT)?;
+            Err(unsupported(one))
+        }
+        ("virtualmachines" | "virtualmachineinstances", [one @ "objectgraph"]) => {
+            of(Method::GET)?;
+            Err(unsupported(one))
+        }
         (
             "virtualmachineinstances",
             [verb @ ("pause" | "unpause" | "freeze" | "unfreeze" | "reset" | "softreboot")],
@@ -220,20 +223,10 @@ async fn object(asked: &Asked<'_>, parts: &mut Parts, body: Body) -> Result<Resp
             of(Method::GET)?;
             stream::port(asked, port, parts).await
         }
-        (
-            "virtualmachineinstances",
-            [
-                one @ ("usbredir"
-                | "vsock"
-                | "backup"
-                | "redefine-checkpoint"
-                | "addvolume"
-                | "removevolume"
-                | "objectgraph"
-                | "addresourceclaim"
-                | "removeresourceclaim"),
-            ],
-        ) => Err(unsupported(one)),
+        ("virtualmachineinstances", [one @ ("usbredir" | "vsock" | "backup" | "redefine-checkpoint")]) => {
+            of(if matches!(*one, "usbredir" | "vsock") { Method::GET } else { Method::PUT })?;
+            Err(vmi::lacks(asked, one).await?)
+        }
         ("virtualmachineinstances", ["vnc", "screenshot"]) => {
             of(Method::GET)?;
             Ok(vmi::screenshot(asked).await)
@@ -251,9 +244,16 @@ fn of_method(asked: &Asked<'_>, method: Method) -> Result<(), Status> {
     if asked.method == method { Ok(()) } else { Err(method_not_allowed(&asked.method)) }
 }
 
-/// Known to KubeVirt, not built here: refused as KubeVirt refuses what a feature gate closes.
+/// Known to KubeVirt, not built here: refused as KubeVirt refuses what a feature gate closes, and the gate is named.
 fn unsupported(name: &str) -> Status {
-    Status::bad_request(format!("{name} is not supported yet"))
+    let gate = match name {
+        "addvolume" | "removevolume" | "memorydump" | "removememorydump" => "HotplugVolumes",
+        "addresourceclaim" | "removeresourceclaim" => "HotplugHostDevicesWithDRA",
+        "objectgraph" => "ObjectGraph",
+        _ if name.starts_with("sev/") => "WorkloadEncryptionSEV",
+        _ => return Status::bad_request(format!("{name} is not supported yet")),
+    };
+    Status::bad_request(format!("{name} is not supported yet: the {gate} feature gate is not enabled"))
 }
 
 fn method_not_allowed(method: &Method) -> Status {

@@ -46,6 +46,23 @@ pub(super) async fn restart(asked: &Asked<'_>, options: &Value) -> Result<(), St
     change(asked, dry, |vm, vmi| decide_restart(vm, vmi, grace)).await
 }
 
+/// Why a machine is not migrated, as KubeVirt tells it of an instance that cannot be.
+pub(super) async fn stays(asked: &Asked<'_>) -> Result<Status, Status> {
+    let client = &asked.inner.config.client;
+    kubernetes::need(client, VM, asked.namespace, asked.name).await?;
+    let vmi = kubernetes::need(client, VMI, asked.namespace, asked.name).await?;
+    if phase(Some(&vmi)) != "Running" {
+        return Ok(Status::conflict(VM.what, asked.name, "VM is not running"));
+    }
+    let conditions = items(&vmi, &["status", "conditions"]);
+    let why = conditions.iter().find(|c| text(c, &["type"]) == "LiveMigratable" && text(c, &["status"]) == "False");
+    let why = why.map_or_else(
+        || "there is no live migration".to_owned(),
+        |c| format!("cannot migrate VMI, reason: {}, message: {}", text(c, &["reason"]), text(c, &["message"])),
+    );
+    Ok(Status::bad_request(format!("migrate is not supported yet: {why}")))
+}
+
 /// A stored machine with what its instancetype and preference bring.
 pub(super) async fn expand(asked: &Asked<'_>) -> Result<Value, Status> {
     let vm = kubernetes::need(&asked.inner.config.client, VM, asked.namespace, asked.name).await?;
@@ -72,8 +89,8 @@ pub(super) async fn expand_body(asked: &Asked<'_>, body: axum::body::Body) -> Re
 }
 
 async fn expanded(asked: &Asked<'_>, vm: &Value) -> Result<Result<Value, String>, Status> {
-    let settings = &asked.inner.config.settings;
-    asked.inner.among_objects(|objects| crate::admission::expand(vm, asked.namespace, settings, objects)).await
+    let settings = asked.inner.cluster.settings();
+    asked.inner.among_objects(|objects| crate::admission::expand(vm, asked.namespace, &settings, objects)).await
 }
 
 fn seconds(options: &Value, key: &str) -> Result<Option<i64>, Status> {

@@ -88,6 +88,19 @@ fn allowed(verb: &str, vmi: &Value, name: &str) -> Result<(), Status> {
     }
 }
 
+/// Why an instance has not what a stream or a backup needs: nothing that asks for it is admitted.
+pub(super) async fn lacks(asked: &Asked<'_>, what: &str) -> Result<Status, Status> {
+    let vmi = kubernetes::need(&asked.inner.config.client, VMI, asked.namespace, asked.name).await?;
+    let conflict =
+        |why: &str| Status::conflict(VMI.what, asked.name, format_args!("{what} is not supported yet: {why}"));
+    Ok(match what {
+        "vsock" => Status::bad_request("vsock is not supported yet: VSOCK is not attached"),
+        "usbredir" => conflict("not configured with USB redirection"),
+        _ if text(&vmi, &["status", "phase"]) != "Running" => conflict("VMI is not running"),
+        _ => conflict("changed block tracking is not enabled"),
+    })
+}
+
 /// Takes back that an instance has to leave its node.
 pub(super) async fn cancel_evacuation(asked: &Asked<'_>, body: Body) -> Result<Response, Status> {
     let client = &asked.inner.config.client;

@@ -113,8 +113,13 @@ impl Launcher {
             .unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let socket = dir.path().join("share/launcher.sock");
-        wait("launcher.sock", || socket.exists());
-        let client = runtime.block_on(connect(socket)).unwrap();
+        // The name is there a moment before anybody listens.
+        let mut client = None;
+        wait("launcher.sock", || {
+            client = runtime.block_on(connect(socket.clone())).ok();
+            client.is_some()
+        });
+        let client = client.unwrap();
         Self { dir, child, runtime, client }
     }
 

@@ -201,6 +201,9 @@ impl Project for PodView {
         let waiting =
             st.init_container_statuses.iter().chain(&st.container_statuses).filter_map(|c| c.state.waiting.as_ref());
         let owner = raw.metadata.owner_references.iter().find(|o| o.controller);
+        let mut following = super::following(|k| raw.metadata.annotations.get(k).cloned());
+        let evicting = raw.metadata.annotations.get(names::ANN_EVICTING);
+        following.extend(evicting.map(|v| (names::ANN_EVICTING.to_owned(), v.clone())));
         let good = |c: &&RawContainerStatus| match c.name.as_str() {
             "compute" => true,
             "istio-proxy" => c.state.running.is_some(),
@@ -210,7 +213,7 @@ impl Project for PodView {
             lacks: st.container_statuses.iter().find(|c| !good(c)).map(|c| c.name.clone()),
             memory_overhead: raw.metadata.annotations.get(names::ANN_MEMORY_OVERHEAD).cloned(),
             meta: Meta::of(&raw.metadata),
-            following: super::following(|k| raw.metadata.annotations.get(k).cloned()),
+            following,
             vmi: owner
                 .filter(|o| o.kind == Kind::VirtualMachineInstance.name())
                 .map(|o| VmiUid(o.uid.clone()))

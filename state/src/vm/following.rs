@@ -15,8 +15,8 @@ use serde_json::{Map, Value, json};
 
 /// What makes one set of annotations of another.
 fn changes(have: &LiteMap<String, String>, want: &LiteMap<String, String>) -> Map<String, Value> {
-    let all = names::ANN_FOLLOWING.into_iter();
-    all.filter(|k| have.get(*k) != want.get(*k)).map(|k| (k.to_owned(), json!(want.get(k)))).collect()
+    let all = have.keys().chain(want.keys().filter(|k| !have.contains_key(*k)));
+    all.filter(|k| have.get(*k) != want.get(*k)).map(|k| (k.clone(), json!(want.get(k)))).collect()
 }
 
 impl Vm {
@@ -38,11 +38,15 @@ impl Vm {
         (is != was).then(|| if is { json!("") } else { Value::Null })
     }
 
-    /// What follows into the pod of a live instance.
+    /// What follows into the pod of a live instance, and that it is asked to leave its node.
     pub(super) fn plan_pod_annotations(&mut self, out: &mut Vec<Command>) {
         let Some(vmi) = self.vmi.get().filter(|v| !v.phase.is_final() && v.meta.deleting.is_none()) else { return };
         let Some(pod) = self.current_pod().filter(|p| p.meta.deleting.is_none() && !p.ended()) else { return };
-        let changes = changes(&pod.following, &vmi.following);
+        let mut want = vmi.following.clone();
+        if vmi.status.evicting() {
+            want.insert(names::ANN_EVICTING.to_owned(), "true".to_owned());
+        }
+        let changes = changes(&pod.following, &want);
         if changes.is_empty() || !self.pod.is_free(self.now) || !self.is_due(At::Pod, Class::Lazy) {
             return;
         }

@@ -23,7 +23,7 @@ use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 
 /// Conditions of a VMI that this cell writes. All others are kept as they are.
-const OWN: [&str; 9] = [
+const OWN: [&str; 10] = [
     "Ready",
     "Synchronized",
     "PodScheduled",
@@ -33,6 +33,7 @@ const OWN: [&str; 9] = [
     "LiveMigratable",
     "StorageLiveMigratable",
     "SoftwareEmulation",
+    "EvictionRequested",
 ];
 
 impl Vm {
@@ -261,6 +262,9 @@ impl Vm {
         put(OWN[0], ready);
         put(OWN[1], sync.map_or(Keep::Gone, Keep::This));
         put(OWN[2], scheduled.map_or(Keep::Gone, Keep::This));
+        let text = "the machine is asked to leave its node";
+        let evicting = vmi.status.evicting().then(|| Said::new(OWN[9], true, OWN[9], text));
+        put(OWN[9], evicting.map_or(Keep::Gone, Keep::This));
         match (&domain, next.phase) {
             (Some(d), _) => {
                 let paused = (d.state == DomainState::Paused).then(|| {
@@ -505,6 +509,8 @@ fn diff(old: &VmiStatus, new: &VmiStatus) -> Map<String, Value> {
         memory,
         machine,
         volume_status,
+        // The gateway's.
+        evacuation_node_name: _,
     } = new;
     let mut out = Map::new();
     changed(&mut out, "phase", &old.phase, phase);
@@ -578,6 +584,7 @@ mod tests {
             memory: LiteMap::from_iter([("x".to_owned(), json!(1))]),
             machine: LiteMap::from_iter([("x".to_owned(), json!(1))]),
             volume_status: vec![LiteMap::new()],
+            evacuation_node_name: None,
         };
         let whole = serde_json::to_value(&new).unwrap();
         assert_eq!(Value::Object(diff(&VmiStatus::default(), &new)), whole);

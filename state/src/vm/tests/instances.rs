@@ -566,6 +566,24 @@ fn rule_1_13_annotations_for_a_descheduler_follow_the_template_into_instance_and
 }
 
 #[test]
+fn rule_3_8_an_instance_that_has_to_leave_its_node_says_so_and_its_pod_too() {
+    let key = "descheduler.alpha.kubernetes.io/eviction-in-progress";
+    let mut w = running("Always");
+    let seen = |w: &World| w.get(Kind::Pod).unwrap()["metadata"]["annotations"].get(key).cloned();
+    for (node, told, marked) in
+        [(json!("n1"), yes("EvictionRequested"), Some(json!("true"))), (Value::Null, None, None)]
+    {
+        w.edit(Kind::VirtualMachineInstance, json!({"status": {"evacuationNodeName": node}}));
+        w.settle(10_000);
+        assert_eq!(condition(&vmi(&w), "EvictionRequested"), told);
+        assert_eq!(condition(&vmobj(&w), "EvictionRequested"), told);
+        assert_eq!(seen(&w), marked);
+        assert_eq!(vmi(&w)["status"].get("evacuationNodeName").cloned().unwrap_or_default(), node, "the gateway's");
+        assert_eq!(w.phase(), "Running");
+    }
+}
+
+#[test]
 fn rule_2_11_a_launcher_of_another_image_is_labelled() {
     use crate::vm::{ClusterConfig, Fact, Input};
     let mut w = running("Always");
