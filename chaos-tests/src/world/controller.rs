@@ -4,13 +4,14 @@
 use super::{
     Action, World,
     api::{Proc, Said, Then, Verb},
-    driver::{Driver, absent, present},
+    driver::{CellId, Driver, absent, present},
     mutants::Mutant,
     server::{Commit, Res, Seen, Wanted},
+    users::NS,
 };
 use embedded::semantics::write::Part;
 use serde_json::json;
-use state::{Epoch, LeaderInstance, Timestamp};
+use state::{Epoch, Key, LeaderInstance, Timestamp, object::CommandId};
 use std::{
     collections::{BTreeMap, BTreeSet},
     rc::Rc,
@@ -159,6 +160,11 @@ impl World {
     pub(super) fn lease_tick(&mut self, c: usize) {
         let me = self.proc_of(c);
         let asked = self.now;
+        if self.is(Mutant::Chatty) && self.controllers[c].driver.is_some() {
+            let key = Key::new(NS, "vm-0");
+            let read = Verb::Get(Res::Vm, key.namespace.clone(), key.name.clone());
+            self.call(me, read, Then::Settle(CellId::Vm(key), CommandId(u64::MAX), false));
+        }
         if self.controllers[c].epoch.is_none() {
             let (ns, n) = LEASE_NAME;
             return self.call(me, Verb::Get(Res::Lease, ns.into(), n.into()), Then::LeaseRead(asked));
@@ -210,7 +216,7 @@ impl World {
                     Some((v, since)) if v == version => since,
                     Some(_) | None => x.seen.insert((version, now)).1,
                 };
-                if !held.is_empty() && now - since < LEASE {
+                if !held.is_empty() && (now - since < LEASE || self.is(Mutant::LeaseForever)) {
                     return self.after(1000, again);
                 }
                 let mut lease = self.lease_object(c, Some(found));

@@ -166,6 +166,10 @@ pub struct World {
     crash: Option<CrashPoint>,
     effects: [u64; 2],
     record: Option<Vec<String>>,
+    /// Steps are taken again from what is recorded of them.
+    replay: bool,
+    /// From the end of all faults until somebody led.
+    led_after: Option<u64>,
     hash: u64,
     /// Actions at the present instant.
     at_once: u32,
@@ -198,6 +202,8 @@ impl World {
             crash: None,
             effects: [0, 0],
             record: None,
+            replay: false,
+            led_after: None,
             hash: 0xcbf2_9ce4_8422_2325,
             at_once: 0,
             steps: 0,

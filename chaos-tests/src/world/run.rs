@@ -52,6 +52,8 @@ pub struct Options {
     pub swarm: Option<Swarm>,
     /// Not more steps of the machines than this, zero for no bound.
     pub steps: u64,
+    /// Take every step again from what is recorded of it.
+    pub replay: bool,
 }
 
 /// Runs a seed: trouble, then none, then everything has to be right.
@@ -63,6 +65,7 @@ pub fn seed(seed: u64, options: &Options) -> Outcome {
     let mut w = World::new(seed, swarm.clone(), nodes, 2);
     w.mutant = options.mutant;
     w.record = options.record.then(Vec::new);
+    w.replay = options.replay || options.mutant.is_some_and(Mutant::needs_replay);
     let machines = dice.between(1, 3);
     w.say(|| format!("seed {seed}: {nodes} nodes, {machines} machines, faults: {swarm}"));
     w.names = (0..machines).map(|i| format!("vm-{i}")).collect();
@@ -102,12 +105,16 @@ fn finish(mut w: World, seed: u64, swarm: Swarm) -> Outcome {
         w.agenda.remove(&k);
     }
     let end = w.now + CONVERGE;
+    let healed = w.now;
     while w.now < end && !w.rests(end) {
         let next = (w.now + 1000).min(end);
         w.until(next);
+        if w.led_after.is_none() && w.leader().is_some() {
+            w.led_after = Some(w.now - healed);
+        }
     }
-    if let Err(text) = w.check_quiet() {
-        w.violated("L1", text);
+    for (id, text) in w.check_quiet() {
+        w.violated(id, text);
     }
     Outcome {
         seed,
@@ -219,8 +226,19 @@ impl Scenario {
 
 /// Runs a scenario with a crash at one point, or with none.
 pub fn scenario(which: Scenario, crash: Option<CrashPoint>, record: bool) -> (Outcome, [u64; 2]) {
+    scenario_with(which, crash, record, None)
+}
+
+/// The same, with a mechanism that is broken.
+pub fn scenario_with(
+    which: Scenario,
+    crash: Option<CrashPoint>,
+    record: bool,
+    mutant: Option<Mutant>,
+) -> (Outcome, [u64; 2]) {
     let mut w = World::new(7, Swarm::none(), 1, 2);
     w.record = record.then(Vec::new);
+    w.mutant = mutant;
     match which.prepare() {
         Deed::CreateSet(name, _) => w.sets = vec![name],
         _ => w.names = vec!["vm-0".into()],
@@ -249,6 +267,12 @@ pub fn scenario(which: Scenario, crash: Option<CrashPoint>, record: bool) -> (Ou
     let settled = w.now + 60_000;
     w.until(settled);
     let effects = w.effects;
+    if which == Scenario::Start
+        && crash.is_none()
+        && let Err(text) = super::invariants::check_q1(&w.ghost.writes)
+    {
+        w.violated("Q1", text);
+    }
     let mut outcome = finish(w, 7, Swarm::none());
     if outcome.starts != which.starts() {
         let text = format!("{} domains began, not {}", outcome.starts, which.starts());
