@@ -104,7 +104,7 @@ fn every_mutant_is_caught_by_its_check() {
     let mut missed = vec![];
     for (mutant, check) in Mutant::ALL {
         if let Some(scenario) = mutant.scenario() {
-            let (outcome, _) = run::scenario_with(scenario, None, false, Some(*mutant));
+            let (outcome, ..) = run::scenario_with(scenario, None, false, Some(*mutant), 0);
             if !outcome.violations.iter().any(|v| v.check == *check) {
                 missed.push(format!("{mutant:?} by {check}"));
             }
@@ -167,6 +167,30 @@ fn a_crash_before_or_after_any_effect_changes_nothing_in_the_end() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert!(points >= 40, "only {points} crash points");
+}
+
+#[test]
+fn an_event_that_is_lost_changes_nothing_in_the_end() {
+    let (mut wrong, mut events) = (vec![], 0);
+    for scenario in [Scenario::Start, Scenario::Restart, Scenario::ScaleUp] {
+        run::withheld(scenario, |n, outcome| {
+            events += 1;
+            wrong.extend(outcome.violations.iter().map(|v| format!("{scenario:?} {n}: {}: {}", v.check, v.text)));
+        });
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(events >= 40, "only {events} events");
+}
+
+#[test]
+fn two_operations_at_the_same_moment_end_in_what_was_asked_for() {
+    let mut wrong = vec![];
+    for strategy in ["Always", "RerunOnFailure"] {
+        run::pairs(strategy, |first, second, outcome| {
+            wrong.extend(outcome.violations.iter().map(|v| format!("{first:?}, {second:?}: {}: {}", v.check, v.text)));
+        });
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 #[test]

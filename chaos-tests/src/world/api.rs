@@ -242,6 +242,8 @@ impl World {
         if let Said::Status(s) = &said
             && call.answered
         {
+            let ours = matches!(who, Proc::Controller(..)) && !name.ends_with("Lease");
+            self.ghost.conflicts += u64::from(ours && matches!(s.code, 409 | 422));
             self.ghost.refused += u64::from(name != "get" && s.code >= 400);
         }
         self.say(|| match &said {

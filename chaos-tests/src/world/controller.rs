@@ -22,6 +22,8 @@ use std::{
 const WATCHED: [Res; 6] = [Res::Node, Res::Claim, Res::Pod, Res::Vmi, Res::Vm, Res::Set];
 /// Who has not renewed for so long has lost the Lease.
 pub const LEASE: u64 = 15_000;
+/// After so long a lost event is made up for.
+const WITHHELD: u64 = 20_000;
 /// Between two renewals.
 const RENEW: u64 = 2_000;
 /// Namespace and name of the Lease.
@@ -329,6 +331,11 @@ impl World {
 
     pub(super) fn hub_changes(&mut self, c: usize, res: Res, commits: &[Commit]) {
         for commit in commits {
+            self.heard += 1;
+            if self.heard == self.withheld {
+                self.withhold(c, res);
+                continue;
+            }
             let uid = commit.now.uid().to_owned();
             let Some(cache) = self.controllers[c].caches.get_mut(&res) else { return };
             cache.noted.remove(&uid);
@@ -341,6 +348,15 @@ impl World {
                 cache.objects.insert(uid, commit.now.clone());
                 self.enqueue(c, &commit.now, present(&commit.now));
             }
+        }
+    }
+
+    /// An event is lost; nobody notices before the watch begins anew with a list.
+    fn withhold(&mut self, c: usize, res: Res) {
+        let me = self.proc_of(c);
+        self.say(|| format!("{me:?} is not told of a change of {res:?}"));
+        if let Some(w) = self.watches.iter().position(|w| w.owner == me && w.res == res) {
+            self.after(WITHHELD, Action::Reopen(w, true));
         }
     }
 

@@ -523,7 +523,10 @@ impl World {
     }
 
     /// A command has ended.
-    pub(super) fn settle(&mut self, c: usize, cell: CellId, id: CommandId, result: Settled<Object>) {
+    pub(super) fn settle(&mut self, c: usize, cell: CellId, id: CommandId, mut result: Settled<Object>) {
+        if let (Settled::Busy { after }, true) = (&mut result, self.is(Mutant::NoPause)) {
+            *after = Millis(0);
+        }
         match cell {
             CellId::Vm(key) => self.input(c, key, Input::Settled { id, result }),
             // What a server sent goes the other way.
@@ -543,10 +546,7 @@ impl World {
                 if let Said::Object(o) = said {
                     self.controllers[c].note(o);
                 }
-                let mut result = settled(said, writes, object);
-                if let (Settled::Busy { after }, true) = (&mut result, self.is(Mutant::NoPause)) {
-                    *after = Millis(0);
-                }
+                let result = settled(said, writes, object);
                 // Own writes count at once, also for the set that an instance is of.
                 if let Settled::Applied(Some(o)) = &result {
                     self.show_sets(c, &key, &Sight::Present(o.clone()));

@@ -121,6 +121,8 @@ pub struct Ghost {
     pub whys: BTreeMap<String, u32>,
     /// Events for people by reason.
     pub notes: BTreeMap<String, u32>,
+    /// Writes of controllers that were conflicts, or invalid; of no Lease.
+    pub conflicts: u64,
     /// Calls that were refused.
     pub refused: u64,
     /// When something that is no Lease was last written.
@@ -285,7 +287,8 @@ impl Ghost {
         };
         let differs = |pointer: &str, without: &[&str]| {
             let (a, b) = (part(before, pointer, without), part(now, pointer, without));
-            a != b && !(a.is_null() && b.as_object().is_some_and(serde_json::Map::is_empty))
+            // The first write of a status brings defaults along.
+            a != b && !a.is_null()
         };
         let wrong = match (now.res, by) {
             (Res::Vm, Author::Other) => differs("/status", &["stateChangeRequests", "startFailure"]),
@@ -303,7 +306,8 @@ impl Ghost {
             self.respecified.push(format!("a controller changed the spec of machine {}", now.name()));
         }
         let number = |o: &Seen, pointer: &str| o.value.pointer(pointer).and_then(Value::as_u64);
-        for pointer in ["/metadata/generation", "/status/observedGeneration", "/status/desiredGeneration"] {
+        // (The observed generation is that of the instance that is seen, which may be an orphan's.)
+        for pointer in ["/metadata/generation", "/status/desiredGeneration"] {
             if let (Some(a), Some(b)) = (number(before, pointer), number(now, pointer))
                 && b < a
             {

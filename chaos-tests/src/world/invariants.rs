@@ -192,9 +192,12 @@ pub fn check_q3(w: &Ghost) -> Result<(), String> {
 }
 
 /// Q1: writes of a start without faults (see `run::scenario`): six, and a revision.
-pub fn check_q1(writes: &BTreeMap<String, u32>) -> Result<(), String> {
-    let all: u32 = writes.values().sum();
-    if all > START_WRITES { Err(format!("a start took {all} writes: {writes:?}")) } else { Ok(()) }
+pub fn check_q1(w: &Ghost) -> Result<(), String> {
+    let all: u32 = w.writes.values().sum();
+    if all > START_WRITES || w.conflicts > 0 {
+        return Err(format!("a start took {all} writes and {} conflicts: {:?}", w.conflicts, w.writes));
+    }
+    Ok(())
 }
 
 /// S17: no guest is stopped by the death of a component other than its own launcher.
@@ -271,19 +274,18 @@ pub fn check_l6(q: &Quiet<'_>) -> Result<(), String> {
     }
 }
 
-/// L2: a machine that is to run does, or says what it waits for, and no deadline that somebody waits for has passed unheard.
+/// L2: a machine that is to run does, or says what it waits for, and no deadline that it waits for has passed unheard.
 pub fn check_l2(q: &Quiet<'_>) -> Result<(), String> {
     let Some(waits) = &q.waits else { return Ok(()) };
-    for (key, all) in waits {
-        if let Some(late) = all.iter().find(|(_, until)| until.is_some_and(|t| t.0 + 2000 < q.now)) {
-            return Err(format!("{key} waits for what should have come: {late:?}"));
-        }
-    }
     for vm in q.ghost.all(Res::Vm).filter(|v| v.text("/spec/runStrategy") == "Always" && !v.deleting()) {
         let key = format!("{NS}/{}", vm.name());
         let runs = q.ghost.find(Res::Vmi, NS, vm.name()).is_some_and(|v| v.text("/status/phase") == "Running");
-        if !runs && waits.get(&key).is_none_or(Vec::is_empty) {
+        let said = waits.get(&key).map(Vec::as_slice).unwrap_or_default();
+        if !runs && said.is_empty() {
             return Err(format!("machine {key} does not run, and nobody says why"));
+        }
+        if let Some(late) = said.iter().find(|(_, until)| until.is_some_and(|t| t.0 + 2000 < q.now)) {
+            return Err(format!("machine {key} waits for what should have come: {late:?}"));
         }
     }
     Ok(())

@@ -170,6 +170,10 @@ pub struct World {
     replay: bool,
     /// From the end of all faults until somebody led.
     led_after: Option<u64>,
+    /// Which event of the controllers' watches is lost, from 1; 0 for none.
+    withheld: u64,
+    /// Events of the controllers' watches so far.
+    heard: u64,
     hash: u64,
     /// Actions at the present instant.
     at_once: u32,
@@ -204,6 +208,8 @@ impl World {
             record: None,
             replay: false,
             led_after: None,
+            withheld: 0,
+            heard: 0,
             hash: 0xcbf2_9ce4_8422_2325,
             at_once: 0,
             steps: 0,

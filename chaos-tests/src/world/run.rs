@@ -226,16 +226,19 @@ impl Scenario {
 
 /// Runs a scenario with a crash at one point, or with none.
 pub fn scenario(which: Scenario, crash: Option<CrashPoint>, record: bool) -> (Outcome, [u64; 2]) {
-    scenario_with(which, crash, record, None)
+    let (outcome, effects, _) = scenario_with(which, crash, record, None, 0);
+    (outcome, effects)
 }
 
-/// The same, with a mechanism that is broken.
+/// The same, with a mechanism that is broken, and with one event of the controllers' watches lost (from 1, 0 for none); and how many
+/// events there were.
 pub fn scenario_with(
     which: Scenario,
     crash: Option<CrashPoint>,
     record: bool,
     mutant: Option<Mutant>,
-) -> (Outcome, [u64; 2]) {
+    withheld: u64,
+) -> (Outcome, [u64; 2], u64) {
     let mut w = World::new(7, Swarm::none(), 1, 2);
     w.record = record.then(Vec::new);
     w.mutant = mutant;
@@ -255,6 +258,10 @@ pub fn scenario_with(
         w.crash = crash;
         w.effects = [0, 0];
     }
+    if which != Scenario::Start {
+        w.heard = 0;
+    }
+    w.withheld = withheld;
     if let Some(deed) = which.deed() {
         w.deed(&deed);
     }
@@ -266,10 +273,10 @@ pub fn scenario_with(
     }
     let settled = w.now + 60_000;
     w.until(settled);
-    let effects = w.effects;
+    let (effects, heard) = (w.effects, w.heard);
     if which == Scenario::Start
         && crash.is_none()
-        && let Err(text) = super::invariants::check_q1(&w.ghost.writes)
+        && let Err(text) = super::invariants::check_q1(&w.ghost)
     {
         w.violated("Q1", text);
     }
@@ -278,7 +285,51 @@ pub fn scenario_with(
         let text = format!("{} domains began, not {}", outcome.starts, which.starts());
         outcome.violations.push(Violation { check: "writes", text, at: 0 });
     }
-    (outcome, effects)
+    (outcome, effects, heard)
+}
+
+/// Every event of the controllers' watches lost once, in each run another one. Each run has to end as the one in which none is.
+pub fn withheld(which: Scenario, mut each: impl FnMut(u64, Outcome)) {
+    let (reference, _, heard) = scenario_with(which, None, false, None, 0);
+    for n in 1..=heard {
+        let (mut outcome, ..) = scenario_with(which, None, false, None, n);
+        let (want, got) = (lasting(&reference.writes), lasting(&outcome.writes));
+        if want != got {
+            let text = format!("creations and deletions {got:?}, where nothing is lost {want:?}");
+            outcome.violations.push(Violation { check: "writes", text, at: 0 });
+        }
+        each(n, outcome);
+    }
+}
+
+/// All pairs of operations on one machine that runs, both at the same moment [O2].
+pub fn pairs(strategy: &'static str, mut each: impl FnMut(&Deed, &Deed, Outcome)) {
+    let name = || "vm-0".to_owned();
+    let deeds = [
+        Deed::Start(name()),
+        Deed::Stop(name(), None),
+        Deed::Stop(name(), Some(0)),
+        Deed::Restart(name()),
+        Deed::Strategy(name(), "Manual"),
+        Deed::Strategy(name(), "Halted"),
+        Deed::Delete(name(), true),
+        Deed::Delete(name(), false),
+        Deed::Create(name(), "Always"),
+        Deed::DeleteInstance(name()),
+        Deed::DeletePod(name(), false),
+    ];
+    for first in &deeds {
+        for second in &deeds {
+            let mut w = World::new(7, Swarm::none(), 2, 2);
+            w.names = vec![name()];
+            w.until(BEGIN + 3000);
+            w.deed(&Deed::Create(name(), strategy));
+            w.until(BEGIN + 23_000);
+            w.deed(first);
+            w.deed(second);
+            each(first, second, finish(w, 7, Swarm::none()));
+        }
+    }
 }
 
 /// One crash point and what became of it.
