@@ -3,7 +3,7 @@
 
 use super::{
     Action, World,
-    api::{Said, TIMEOUT, Then, Verb},
+    api::{Said, Then, Verb},
     invariants::Waits,
     mutants::Mutant,
     server::{Res, Seen},
@@ -458,28 +458,8 @@ impl World {
         {
             m.remove("resourceVersion");
         }
-        if self.is(Mutant::StopWritesStrategy)
-            && patch.target.kind == Kind::VirtualMachineInstance
-            && patch.why == "release"
-        {
-            let body = json!({"spec": {"runStrategy": "Manual"}});
-            let t = &patch.target;
-            let verb = Verb::merge(Res::Vm, &t.namespace, &t.name, Part::Main, body);
-            self.write(c, verb, Then::Settle(cell.clone(), CommandId(u64::MAX), true));
-        }
-        if self.is(Mutant::FinalizersKept) && patch.body.pointer("/metadata/finalizers").is_some() {
-            let me = self.proc_of(c);
-            return self.after(TIMEOUT, Action::Answer(me, Then::Settle(cell, id, true), Said::Silence));
-        }
-        if self.is(Mutant::WritesTwice) {
-            let t = &patch.target;
-            let mut body = patch.body.clone();
-            if let Some(m) = body.get_mut("metadata").and_then(serde_json::Value::as_object_mut) {
-                m.remove("resourceVersion");
-            }
-            let part = if patch.status { Part::Status } else { Part::Main };
-            let verb = Verb::merge(Res::of(t.kind), &t.namespace, &t.name, part, body);
-            self.write(c, verb, Then::Settle(cell.clone(), CommandId(u64::MAX), true));
+        if self.bend_patch(c, &cell, id, &patch) {
+            return;
         }
         let t = &patch.target;
         let part = if patch.status { Part::Status } else { Part::Main };
@@ -489,7 +469,7 @@ impl World {
     }
 
     /// An effect: a place where a controller may die, before or after.
-    fn write(&mut self, c: usize, verb: Verb, then: Then) {
+    pub(super) fn write(&mut self, c: usize, verb: Verb, then: Then) {
         let me = self.proc_of(c);
         let fate = self.effect(me);
         if fate.happens {

@@ -1,13 +1,19 @@
 //! Deliberate mistakes, one a mechanism. A check that does not catch its mutant checks nothing.
 
 use super::{
-    World,
+    Action, World,
+    api::{Said, TIMEOUT, Then, Verb},
+    driver::CellId,
     run::Scenario,
+    server::Res,
     swarm::{Fault, Swarm},
 };
+use embedded::semantics::write::Part;
+use serde_json::json;
 use state::{
     ResourceVersion,
-    vm::{Fact, Input},
+    object::{CommandId, Kind},
+    vm::{Fact, Input, Patch},
 };
 
 /// A mechanism that is broken on purpose.
@@ -180,5 +186,32 @@ impl World {
             }
             other => other,
         }
+    }
+
+    /// What a mutant makes of a controller's patch; whether that is not sent.
+    pub(super) fn bend_patch(&mut self, c: usize, cell: &CellId, id: CommandId, patch: &Patch) -> bool {
+        let t = &patch.target;
+        let nobody = || Then::Settle(cell.clone(), CommandId(u64::MAX), true);
+        if self.is(Mutant::StopWritesStrategy)
+            && t.kind == Kind::VirtualMachineInstance
+            && patch.body.pointer("/metadata/finalizers").is_some()
+        {
+            let body = json!({"spec": {"runStrategy": "Manual"}});
+            self.write(c, Verb::merge(Res::Vm, &t.namespace, &t.name, Part::Main, body), nobody());
+        }
+        if self.is(Mutant::WritesTwice) {
+            let mut body = patch.body.clone();
+            if let Some(m) = body.get_mut("metadata").and_then(serde_json::Value::as_object_mut) {
+                m.remove("resourceVersion");
+            }
+            let part = if patch.status { Part::Status } else { Part::Main };
+            self.write(c, Verb::merge(Res::of(t.kind), &t.namespace, &t.name, part, body), nobody());
+        }
+        let kept = self.is(Mutant::FinalizersKept) && patch.body.pointer("/metadata/finalizers").is_some();
+        if kept {
+            let me = self.proc_of(c);
+            self.after(TIMEOUT, Action::Answer(me, Then::Settle(cell.clone(), id, true), Said::Silence));
+        }
+        kept
     }
 }
