@@ -7,6 +7,7 @@ use chaos_tests::world::{
     CrashPoint, Role,
     mutants::Mutant,
     run::{self, Options, Outcome, Scenario},
+    users::STRATEGIES,
 };
 use clap::{Parser, Subcommand};
 use std::{
@@ -76,6 +77,8 @@ enum Command {
         #[arg(long, value_parser = point, requires = "scenario")]
         point: Option<CrashPoint>,
     },
+    /// Loses each event of the controllers' watches once in each canonical scenario, and does all pairs of operations at once.
+    Exhaustive,
     /// Waits until its standard input ends, which happens when the test program that started it is gone in whatever way, and
     /// then takes down the cluster with this data folder.
     #[command(hide = true)]
@@ -185,6 +188,7 @@ fn main() -> Result<ExitCode> {
             Ok(if outcome.violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(1) })
         }
         Command::CrashPoints { scenario, point: _ } => Ok(crash_points(scenario)),
+        Command::Exhaustive => Ok(exhaustive()),
         Command::Janitor { data } => {
             let mut sink = Vec::new();
             std::io::stdin().read_to_end(&mut sink).context("reading standard input")?;
@@ -362,6 +366,25 @@ fn crash_points(only: Option<Scenario>) -> ExitCode {
         all += points;
     }
     println!("{all} crash points, {bad} violated");
+    if bad > 0 { ExitCode::from(1) } else { ExitCode::SUCCESS }
+}
+
+fn exhaustive() -> ExitCode {
+    let (mut all, mut bad) = (0, 0);
+    let mut told = |what: String, outcome: &Outcome| {
+        all += 1;
+        bad += u32::from(!outcome.violations.is_empty());
+        for v in &outcome.violations {
+            println!("{what}: {} at {} ms: {}", v.check, v.at, v.text);
+        }
+    };
+    for scenario in Scenario::ALL {
+        run::withheld(scenario, |n, outcome| told(format!("{scenario:?} without event {n}"), &outcome));
+    }
+    for strategy in STRATEGIES {
+        run::pairs(strategy, |a, b, outcome| told(format!("{strategy}: {a:?} and {b:?}"), &outcome));
+    }
+    println!("{all} runs, {bad} violated");
     if bad > 0 { ExitCode::from(1) } else { ExitCode::SUCCESS }
 }
 

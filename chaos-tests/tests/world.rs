@@ -1,6 +1,7 @@
 //! The model world: seeds hold, mutants are caught, crash points change nothing, the same seed is the same run.
 
 use chaos_tests::world::{
+    invariants::{LEFT_OUT, REST, SAFETY},
     mutants::Mutant,
     run::{self, Options, Outcome, Scenario},
 };
@@ -102,6 +103,13 @@ fn seeds_hold() {
 fn every_mutant_is_caught_by_its_check() {
     let mut missed = vec![];
     for (mutant, check) in Mutant::ALL {
+        if let Some(scenario) = mutant.scenario() {
+            let (outcome, ..) = run::scenario_with(scenario, None, false, Some(*mutant), 0);
+            if !outcome.violations.iter().any(|v| v.check == *check) {
+                missed.push(format!("{mutant:?} by {check}"));
+            }
+            continue;
+        }
         let caught = Mutex::new(None);
         let options = Options { mutant: Some(*mutant), ..Options::default() };
         run_all(0..MUTANT_SEEDS, &options, |o| {
@@ -120,6 +128,32 @@ fn every_mutant_is_caught_by_its_check() {
 }
 
 #[test]
+fn every_check_of_the_catalogue_has_a_mutant_or_a_reason() {
+    let made = SAFETY.iter().map(|(id, _)| *id).chain(REST.iter().map(|(id, _)| *id)).chain(["Q1"]);
+    let made: std::collections::BTreeSet<&str> = made.collect();
+    for id in &made {
+        assert!(Mutant::ALL.iter().any(|(_, check)| check == id), "nothing shows that {id} checks anything");
+    }
+    let all = (1..=25).map(|n| format!("S{n}")).chain((1..=6).map(|n| format!("L{n}")));
+    for id in all.chain((1..=6).map(|n| format!("Q{n}"))) {
+        let left_out = LEFT_OUT.iter().any(|(left, _)| *left == id);
+        assert!(made.contains(id.as_str()) != left_out, "{id} is either made or left out");
+    }
+}
+
+#[test]
+fn what_is_recorded_is_enough_to_take_every_step_again() {
+    let options = Options { replay: true, ..Options::default() };
+    for seed in 0..20 {
+        let outcome = run::seed(seed, &options);
+        assert!(outcome.violations.is_empty(), "seed {seed}: {:?}", outcome.violations);
+        assert_eq!(outcome.hash, run::seed(seed, &Options::default()).hash, "it changes nothing");
+    }
+    let (outcome, _) = run::scenario(Scenario::Start, None, false);
+    assert!(outcome.violations.is_empty(), "a start costs what it may: {:?}", outcome.violations);
+}
+
+#[test]
 fn a_crash_before_or_after_any_effect_changes_nothing_in_the_end() {
     let mut wrong = vec![];
     let mut points = 0;
@@ -133,6 +167,30 @@ fn a_crash_before_or_after_any_effect_changes_nothing_in_the_end() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert!(points >= 40, "only {points} crash points");
+}
+
+#[test]
+fn an_event_that_is_lost_changes_nothing_in_the_end() {
+    let (mut wrong, mut events) = (vec![], 0);
+    for scenario in [Scenario::Start, Scenario::Restart, Scenario::ScaleUp] {
+        run::withheld(scenario, |n, outcome| {
+            events += 1;
+            wrong.extend(outcome.violations.iter().map(|v| format!("{scenario:?} {n}: {}: {}", v.check, v.text)));
+        });
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(events >= 40, "only {events} events");
+}
+
+#[test]
+fn two_operations_at_the_same_moment_end_in_what_was_asked_for() {
+    let mut wrong = vec![];
+    for strategy in ["Always", "RerunOnFailure"] {
+        run::pairs(strategy, |first, second, outcome| {
+            wrong.extend(outcome.violations.iter().map(|v| format!("{first:?}, {second:?}: {}: {}", v.check, v.text)));
+        });
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 #[test]

@@ -207,7 +207,11 @@ fn step(sim: &mut turmoil::Sim<'_>, trouble: &mut Trouble, site: &Site) -> Resul
 
 /// Whether everything is right, and nothing moves.
 fn judge(site: &Site, names: &[String], now: u64) -> Result<(), String> {
-    truth::with(|t| invariants::check_l1(&Quiet { ghost: &t.ghost, now, names, led: t.led(now) }))?;
+    truth::with(|t| {
+        let led = t.led(now);
+        let quiet = Quiet { ghost: &t.ghost, now, names, led, led_after: None, waits: None, kept: vec![] };
+        invariants::unrest(&quiet).into_iter().next().map_or(Ok(()), |(id, text)| Err(format!("{id}: {text}")))
+    })?;
     for place in &site.places {
         let folder = site.state_dir(place.name()).join("pods");
         for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {

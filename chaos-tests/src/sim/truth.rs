@@ -5,7 +5,7 @@ use crate::runs::Options;
 use crate::world::{
     Violation,
     dice::Dice,
-    ghost::{Begun, Executing, Ghost},
+    ghost::{Author, Begun, Executing, Ghost},
     invariants::SAFETY,
     mutants::Mutant,
     server::{Commit, Res, Seen},
@@ -282,7 +282,9 @@ pub fn committed(key: &str, before: Option<(i64, &[u8])>, now: Option<&[u8]>, re
             t.ghost.unfounded.push(wrong.clone());
         }
         t.revision = now.revision;
-        t.ghost.committed(&Commit { now, before, gone }, at, by_controller);
+        // Kubelet and agent of a simulated node are one host.
+        let author = if by_controller { Author::Controller } else { Author::Other };
+        t.ghost.committed(&Commit { now, before, gone }, at, author);
     });
 }
 

@@ -653,6 +653,11 @@ impl World {
                 let body = json!({"metadata": {"uid": pod.as_str()}, "status": {"conditions": [condition]}});
                 let wanted = Wanted::Patch(patch::Kind::Strategic, body);
                 let verb = Verb::Change(Res::Pod, facts.namespace, facts.name, Part::Status, wanted);
+                if self.is(Mutant::AgentWritesPhase) {
+                    let body = json!({"status": {"phase": "Running"}});
+                    let wrong = Verb::merge(Res::Vmi, &key.namespace, &key.name, Part::Main, body);
+                    self.call(me, wrong, Then::Unpaused(pod.clone(), unpaused));
+                }
                 let pod = pod.clone();
                 self.agent_effect(n, |w| w.call(me, verb, Then::Unpaused(pod, unpaused)));
             }

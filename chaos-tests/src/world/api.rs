@@ -23,6 +23,9 @@ use std::rc::Rc;
 /// After so long a client gives up.
 pub const TIMEOUT: u64 = 10_000;
 
+/// Calls about one object within a minute that are too many, whatever goes wrong.
+const PESTERED: u32 = 240;
+
 /// A process, and which of its lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Proc {
@@ -58,6 +61,19 @@ impl Verb {
         let uid = Some(uid.to_owned()).filter(|u| !u.is_empty());
         let options = DeleteOptions { uid, propagation: Some(Propagation::Background), ..DeleteOptions::default() };
         Self::Delete(res, ns.into(), name.into(), options)
+    }
+
+    /// The object that it is about.
+    fn object(&self) -> Option<String> {
+        match self {
+            Self::Get(r, ns, n) | Self::Change(r, ns, n, ..) | Self::Delete(r, ns, n, _) => {
+                Some(format!("{r:?} {ns}/{n}"))
+            }
+            Self::Create(r, ns, o) => {
+                Some(format!("{r:?} {ns}/{}", o["metadata"]["name"].as_str().unwrap_or_default()))
+            }
+            Self::List(..) => None,
+        }
     }
 
     fn writes(&self) -> bool {
@@ -178,6 +194,9 @@ impl World {
         let writes = verb.writes();
         if !verb.name().ends_with("Lease") {
             self.ghost.last_call = self.now;
+            if let (Proc::Controller(..), Some(object)) = (from, verb.object()) {
+                self.ghost.asks(&object, self.now, PESTERED);
+            }
         }
         let (there, back) = (self.latency(), self.latency());
         let cut = matches!(from, Proc::Agent(n, _) if self.nodes.get(n).is_some_and(|n| !n.reaches_api(self.now)));
@@ -223,6 +242,8 @@ impl World {
         if let Said::Status(s) = &said
             && call.answered
         {
+            let ours = matches!(who, Proc::Controller(..)) && !name.ends_with("Lease");
+            self.ghost.conflicts += u64::from(ours && matches!(s.code, 409 | 422));
             self.ghost.refused += u64::from(name != "get" && s.code >= 400);
         }
         self.say(|| match &said {

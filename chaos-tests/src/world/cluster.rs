@@ -4,6 +4,7 @@
 use super::{
     Action, World,
     api::Verb,
+    mutants::Mutant,
     server::{Commit, Res, Seen},
 };
 use embedded::semantics::{
@@ -101,6 +102,9 @@ impl World {
     /// Garbage collection: dependents whose owner is gone go, those of an owner that is orphaning stay.
     pub(super) fn collect(&mut self) {
         self.collecting = false;
+        if self.is(Mutant::CollectorSleeps) {
+            return;
+        }
         let kinds = [Res::Set, Res::Vm, Res::Vmi, Res::Pod, Res::Revision];
         let all: Vec<Rc<Seen>> = kinds.into_iter().flat_map(|r| self.server.all(r)).collect();
         let there: BTreeSet<&str> = all.iter().map(|o| o.uid()).collect();

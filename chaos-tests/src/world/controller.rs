@@ -4,13 +4,14 @@
 use super::{
     Action, World,
     api::{Proc, Said, Then, Verb},
-    driver::{Driver, absent, present},
+    driver::{CellId, Driver, absent, present},
     mutants::Mutant,
     server::{Commit, Res, Seen, Wanted},
+    users::NS,
 };
 use embedded::semantics::write::Part;
 use serde_json::json;
-use state::{Epoch, LeaderInstance, Timestamp};
+use state::{Epoch, Key, LeaderInstance, Timestamp, object::CommandId};
 use std::{
     collections::{BTreeMap, BTreeSet},
     rc::Rc,
@@ -21,6 +22,8 @@ use std::{
 const WATCHED: [Res; 6] = [Res::Node, Res::Claim, Res::Pod, Res::Vmi, Res::Vm, Res::Set];
 /// Who has not renewed for so long has lost the Lease.
 pub const LEASE: u64 = 15_000;
+/// After so long a lost event is made up for.
+const WITHHELD: u64 = 20_000;
 /// Between two renewals.
 const RENEW: u64 = 2_000;
 /// Namespace and name of the Lease.
@@ -159,6 +162,11 @@ impl World {
     pub(super) fn lease_tick(&mut self, c: usize) {
         let me = self.proc_of(c);
         let asked = self.now;
+        if self.is(Mutant::Chatty) && self.controllers[c].driver.is_some() {
+            let key = Key::new(NS, "vm-0");
+            let read = Verb::Get(Res::Vm, key.namespace.clone(), key.name.clone());
+            self.call(me, read, Then::Settle(CellId::Vm(key), CommandId(u64::MAX), false));
+        }
         if self.controllers[c].epoch.is_none() {
             let (ns, n) = LEASE_NAME;
             return self.call(me, Verb::Get(Res::Lease, ns.into(), n.into()), Then::LeaseRead(asked));
@@ -210,7 +218,7 @@ impl World {
                     Some((v, since)) if v == version => since,
                     Some(_) | None => x.seen.insert((version, now)).1,
                 };
-                if !held.is_empty() && now - since < LEASE {
+                if !held.is_empty() && (now - since < LEASE || self.is(Mutant::LeaseForever)) {
                     return self.after(1000, again);
                 }
                 let mut lease = self.lease_object(c, Some(found));
@@ -323,6 +331,11 @@ impl World {
 
     pub(super) fn hub_changes(&mut self, c: usize, res: Res, commits: &[Commit]) {
         for commit in commits {
+            self.heard += 1;
+            if self.heard == self.withheld {
+                self.withhold(c, res);
+                continue;
+            }
             let uid = commit.now.uid().to_owned();
             let Some(cache) = self.controllers[c].caches.get_mut(&res) else { return };
             cache.noted.remove(&uid);
@@ -335,6 +348,15 @@ impl World {
                 cache.objects.insert(uid, commit.now.clone());
                 self.enqueue(c, &commit.now, present(&commit.now));
             }
+        }
+    }
+
+    /// An event is lost; nobody notices before the watch begins anew with a list.
+    fn withhold(&mut self, c: usize, res: Res) {
+        let me = self.proc_of(c);
+        self.say(|| format!("{me:?} is not told of a change of {res:?}"));
+        if let Some(w) = self.watches.iter().position(|w| w.owner == me && w.res == res) {
+            self.after(WITHHELD, Action::Reopen(w, true));
         }
     }
 

@@ -4,11 +4,13 @@
 use super::{
     Action, World,
     api::{Said, Then, Verb},
+    invariants::Waits,
     mutants::Mutant,
     server::{Res, Seen},
     session::Down,
     sets::{SetCell, sight},
     swarm::Fault,
+    users::SECRET,
 };
 use embedded::semantics::{Status, write::Part};
 use serde_json::json;
@@ -96,6 +98,7 @@ pub enum Link {
 #[derive(Default)]
 pub(super) struct Driver {
     vms: BTreeMap<Key, VmCell>,
+    again: BTreeMap<Key, Vm>,
     pub(super) sets: BTreeMap<Key, SetCell>,
     nodes: BTreeMap<NodeName, NodeCell>,
     interested: BTreeMap<(String, Interest), BTreeSet<Key>>,
@@ -300,6 +303,10 @@ impl World {
             let configured = Event::new(at, Input::Configured(Fact::Cluster(ClusterConfig::default())));
             let commands = cell.machine.step(&configured);
             d.vms.insert(key.clone(), cell);
+            d.again.remove(key);
+            if self.replay {
+                self.take_again(c, key, &configured, &commands);
+            }
             self.steps += 1;
             self.carry_out(c, &CellId::Vm(key.clone()), commands);
         }
@@ -315,6 +322,9 @@ impl World {
         let changed = interests != cell.interests || empty;
         let old = if changed { std::mem::replace(&mut cell.interests, interests.clone()) } else { BTreeSet::new() };
         self.steps += 1;
+        if self.replay {
+            self.take_again(c, key, &event, &commands);
+        }
         self.mark(&[3, c as u64, commands.len() as u64]);
         self.say(|| {
             let out: Vec<String> = commands.iter().map(brief).collect();
@@ -324,7 +334,11 @@ impl World {
             self.reinterest(c, key, &old, if empty { BTreeSet::new() } else { interests });
         }
         self.carry_out(c, &CellId::Vm(key.clone()), commands);
-        if empty && let Some(d) = self.driver(c) {
+        let kept = self.is(Mutant::CellsKept);
+        if empty
+            && !kept
+            && let Some(d) = self.driver(c)
+        {
             d.vms.remove(key);
             d.disarm(&CellId::Vm(key.clone()));
         }
@@ -444,6 +458,9 @@ impl World {
         {
             m.remove("resourceVersion");
         }
+        if self.bend_patch(c, &cell, id, &patch) {
+            return;
+        }
         let t = &patch.target;
         let part = if patch.status { Part::Status } else { Part::Main };
         *self.ghost.whys.entry(format!("{} {}", t.kind.name(), patch.why)).or_default() += 1;
@@ -452,7 +469,7 @@ impl World {
     }
 
     /// An effect: a place where a controller may die, before or after.
-    fn write(&mut self, c: usize, verb: Verb, then: Then) {
+    pub(super) fn write(&mut self, c: usize, verb: Verb, then: Then) {
         let me = self.proc_of(c);
         let fate = self.effect(me);
         if fate.happens {
@@ -486,7 +503,10 @@ impl World {
     }
 
     /// A command has ended.
-    pub(super) fn settle(&mut self, c: usize, cell: CellId, id: CommandId, result: Settled<Object>) {
+    pub(super) fn settle(&mut self, c: usize, cell: CellId, id: CommandId, mut result: Settled<Object>) {
+        if let (Settled::Busy { after }, true) = (&mut result, self.is(Mutant::NoPause)) {
+            *after = Millis(0);
+        }
         match cell {
             CellId::Vm(key) => self.input(c, key, Input::Settled { id, result }),
             // What a server sent goes the other way.
@@ -764,10 +784,51 @@ impl World {
     }
 
     /// Keys of the leader's Vm and Set cells and what they wait for.
-    pub(super) fn waits(&self, c: usize) -> Vec<String> {
+    pub(super) fn waits(&self, c: usize) -> Waits {
+        let Some(d) = self.controllers.get(c).and_then(|x| x.driver.as_ref()) else { return BTreeMap::new() };
+        let of = |cell: &VmCell| cell.machine.waits().iter().map(|w| (format!("{w:?}"), w.until())).collect();
+        let vms = d.vms.iter().map(|(k, cell)| (k.to_string(), of(cell)));
+        let of = |cell: &SetCell| cell.machine.waits().iter().map(|w| (format!("{w:?}"), w.until)).collect();
+        vms.chain(d.sets.iter().map(|(k, cell)| (format!("{k} (set)"), of(cell)))).collect()
+    }
+
+    /// Cells and other things that a controller keeps of what is gone.
+    pub(super) fn kept(&self, c: usize) -> Vec<String> {
         let Some(d) = self.controllers.get(c).and_then(|x| x.driver.as_ref()) else { return vec![] };
-        let vms = d.vms.iter().map(|(k, cell)| format!("{k}: {:?}", cell.machine.waits()));
-        vms.chain(d.sets.iter().map(|(k, cell)| format!("{k}: {:?}", cell.machine.waits()))).collect()
+        let is = |res, k: &Key| self.ghost.find(res, &k.namespace, &k.name).is_some();
+        let vms =
+            d.vms.keys().filter(|k| !is(Res::Vm, k) && !is(Res::Vmi, k)).map(|k| format!("a cell of {k} is kept"));
+        let sets = d.sets.keys().filter(|k| !is(Res::Set, k)).map(|k| format!("a cell of set {k} is kept"));
+        let waiting = d.waiting.keys().map(|slot| format!("an instruction is waited for: {slot:?}"));
+        vms.chain(sets).chain(waiting).collect()
+    }
+
+    /// Takes a step again on a machine that knows what is recorded and nothing else.
+    fn take_again(&mut self, c: usize, key: &Key, event: &Event<Input>, commands: &[Command]) {
+        if self.is(Mutant::ReportsUnrecorded) && matches!(event.input, Input::Reported(_)) {
+            return;
+        }
+        let mut event = serde_json::to_string(event).unwrap_or_default();
+        let commands = serde_json::to_string(commands).unwrap_or_default();
+        if self.is(Mutant::ObjectsRecorded)
+            && let Some(o) = self.ghost.find(Res::Vm, &key.namespace, &key.name)
+        {
+            event += &o.value.to_string();
+        }
+        self.ghost.recorded += (event.len() + commands.len()) as u64;
+        if event.contains(SECRET) || commands.contains(SECRET) {
+            self.ghost.leaked.push(format!("what is secret in {key} is recorded"));
+            self.ghost.dirty = true;
+            return;
+        }
+        let Ok(event) = serde_json::from_str::<Event<Input>>(&event) else { return };
+        let Some(d) = self.driver(c) else { return };
+        let again = d.again.entry(key.clone()).or_insert_with(|| Vm::new(key.clone())).step(&event);
+        let again = serde_json::to_string(&again).unwrap_or_default();
+        if again != commands {
+            self.ghost.unrepeatable.push(format!("{key}: recorded {commands}, taken again {again}"));
+            self.ghost.dirty = true;
+        }
     }
 
     /// Slower than usual, now and then.

@@ -33,6 +33,17 @@ pub struct Executing {
     pub machine: String,
 }
 
+/// On whose behalf something is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Author {
+    /// A controller.
+    Controller,
+    /// A node's agent.
+    Agent,
+    /// The cluster, or people.
+    Other,
+}
+
 /// What really happened.
 #[derive(Debug, Default)]
 pub struct Ghost {
@@ -78,6 +89,26 @@ pub struct Ghost {
     pub alive: Vec<String>,
     /// Guests that were stopped by nobody's wish.
     pub killed: Vec<String>,
+    /// Fields that were written by one that does not own them.
+    pub trespasses: Vec<String>,
+    /// Numbers that went back.
+    pub backwards: Vec<String>,
+    /// Specs that a controller changed.
+    pub respecified: Vec<String>,
+    /// When an instance or a pod was first seen to be on its way out, by UID, in milliseconds.
+    pub leaving: BTreeMap<String, u64>,
+    /// Guests that were killed before their time.
+    pub hurried: Vec<String>,
+    /// Calls of controllers about one object in the present minute.
+    pub asked: BTreeMap<String, (u64, u32)>,
+    /// Objects that a controller asked for again and again.
+    pub pestered: Vec<String>,
+    /// Steps that a replay of what was recorded takes otherwise.
+    pub unrepeatable: Vec<String>,
+    /// What was recorded and must not be.
+    pub leaked: Vec<String>,
+    /// Bytes that were recorded.
+    pub recorded: u64,
     /// The version at which a controller last read all instances live, zero where none did.
     pub surveyed: u64,
     /// All objects that are there, by UID.
@@ -90,6 +121,8 @@ pub struct Ghost {
     pub whys: BTreeMap<String, u32>,
     /// Events for people by reason.
     pub notes: BTreeMap<String, u32>,
+    /// Writes of controllers that were conflicts, or invalid; of no Lease.
+    pub conflicts: u64,
     /// Calls that were refused.
     pub refused: u64,
     /// When something that is no Lease was last written.
@@ -158,8 +191,13 @@ impl Ghost {
     }
 
     /// Something was written, at this time (milliseconds), by a controller or by somebody else.
-    pub fn committed(&mut self, commit: &Commit, at: u64, by_controller: bool) {
+    pub fn committed(&mut self, commit: &Commit, at: u64, by: Author) {
         let now = &commit.now;
+        let by_controller = by == Author::Controller;
+        self.judge_write(commit, by);
+        if now.deleting() && matches!(now.res, Res::Vmi | Res::Pod) {
+            self.leaving.entry(now.uid().to_owned()).or_insert(at);
+        }
         let uid = now.uid().to_owned();
         self.dirty = true;
         if commit.gone {
@@ -231,6 +269,81 @@ impl Ghost {
                 }
             }
             Res::Set | Res::Revision | Res::Claim | Res::Lease | Res::Pattern(_) => {}
+        }
+    }
+
+    /// Who wrote what, and whether a number went back.
+    fn judge_write(&mut self, commit: &Commit, by: Author) {
+        let (Some(before), now) = (&commit.before, &commit.now) else { return };
+        if commit.gone {
+            return;
+        }
+        let part = |o: &Seen, pointer: &str, without: &[&str]| {
+            let mut part = o.value.pointer(pointer).cloned().unwrap_or_default();
+            if let Some(fields) = part.as_object_mut() {
+                without.iter().for_each(|f| drop(fields.remove(*f)));
+            }
+            part
+        };
+        let differs = |pointer: &str, without: &[&str]| {
+            let (a, b) = (part(before, pointer, without), part(now, pointer, without));
+            // The first write of a status brings defaults along.
+            a != b && !a.is_null()
+        };
+        let wrong = match (now.res, by) {
+            (Res::Vm, Author::Other) => differs("/status", &["stateChangeRequests", "startFailure"]),
+            (Res::Vmi | Res::Set, Author::Other) => differs("/status", &["evacuationNodeName"]),
+            (Res::Pod | Res::Node, Author::Controller) => differs("/status", &[]),
+            (Res::Pod, Author::Agent) => differs("/status", &["conditions"]) || differs("/spec", &[]),
+            (Res::Vm | Res::Vmi | Res::Set | Res::Revision | Res::Claim, Author::Agent) => true,
+            _ => false,
+        };
+        if wrong {
+            self.trespasses.push(format!("{by:?} changed what others own of {:?} {}", now.res, now.name()));
+        }
+        let started = !items(&before.value, "/status/stateChangeRequests").is_empty();
+        if now.res == Res::Vm && by == Author::Controller && !started && differs("/spec", &[]) {
+            self.respecified.push(format!("a controller changed the spec of machine {}", now.name()));
+        }
+        let number = |o: &Seen, pointer: &str| o.value.pointer(pointer).and_then(Value::as_u64);
+        // (The observed generation is that of the instance that is seen, which may be an orphan's.)
+        for pointer in ["/metadata/generation", "/status/desiredGeneration"] {
+            if let (Some(a), Some(b)) = (number(before, pointer), number(now, pointer))
+                && b < a
+            {
+                self.backwards.push(format!("{pointer} of {:?} {} went from {a} to {b}", now.res, now.name()));
+            }
+        }
+        let stamps = |o: &Seen| items(&o.value, "/status/phaseTransitionTimestamps").len();
+        if now.res == Res::Vmi && stamps(now) < stamps(before) {
+            self.backwards.push(format!("instance {} forgot phases that it had", now.uid()));
+        }
+    }
+
+    /// A guest is killed because its grace is over, at this time.
+    pub fn grace_is_over(&mut self, vmi: &str, pod: &str, at: u64) {
+        let grace = |uid: &str| {
+            let seconds = |v: &Rc<Seen>| v.value.pointer("/spec/terminationGracePeriodSeconds").and_then(Value::as_u64);
+            let versions = self.history.get(uid).cloned().or_else(|| self.present.get(uid).map(|p| vec![p.clone()]));
+            versions.into_iter().flatten().filter_map(|v| seconds(&v)).min().map(|s| s * 1000)
+        };
+        let due = |uid: &str| Some(self.leaving.get(uid)? + grace(uid)?);
+        let pod_is_gone = !self.present.contains_key(pod);
+        let due = due(vmi).into_iter().chain(due(pod)).min();
+        if !pod_is_gone && due.is_none_or(|due| at < due) {
+            self.hurried.push(format!("the guest of {vmi} is killed at {at}, and has until {due:?}"));
+        }
+        self.dirty = true;
+    }
+
+    /// A controller asks the API server about one object.
+    pub fn asks(&mut self, object: &str, at: u64, most: u32) {
+        let minute = at / 60_000;
+        let entry = self.asked.entry(object.to_owned()).or_insert((minute, 0));
+        *entry = if entry.0 == minute { (minute, entry.1 + 1) } else { (minute, 1) };
+        if entry.1 == most {
+            self.pestered.push(format!("{object} was asked for {most} times within a minute"));
+            self.dirty = true;
         }
     }
 
@@ -425,7 +538,12 @@ pub struct Begun<'a> {
 /// How the model world tells.
 impl World {
     pub(super) fn observe_commit(&mut self, commit: &Commit, by: Option<Proc>) {
-        self.ghost.committed(commit, self.now, matches!(by, Some(Proc::Controller(..))));
+        let author = match by {
+            Some(Proc::Controller(..)) => Author::Controller,
+            Some(Proc::Agent(..)) => Author::Agent,
+            None => Author::Other,
+        };
+        self.ghost.committed(commit, self.now, author);
     }
 
     pub(super) fn observe_delete(&mut self, target: &ObjectRef) {

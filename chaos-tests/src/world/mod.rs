@@ -166,6 +166,14 @@ pub struct World {
     crash: Option<CrashPoint>,
     effects: [u64; 2],
     record: Option<Vec<String>>,
+    /// Steps are taken again from what is recorded of them.
+    replay: bool,
+    /// From the end of all faults until somebody led.
+    led_after: Option<u64>,
+    /// Which event of the controllers' watches is lost, from 1; 0 for none.
+    withheld: u64,
+    /// Events of the controllers' watches so far.
+    heard: u64,
     hash: u64,
     /// Actions at the present instant.
     at_once: u32,
@@ -198,6 +206,10 @@ impl World {
             crash: None,
             effects: [0, 0],
             record: None,
+            replay: false,
+            led_after: None,
+            withheld: 0,
+            heard: 0,
             hash: 0xcbf2_9ce4_8422_2325,
             at_once: 0,
             steps: 0,

@@ -1,12 +1,19 @@
 //! Deliberate mistakes, one a mechanism. A check that does not catch its mutant checks nothing.
 
 use super::{
-    World,
+    Action, World,
+    api::{Said, TIMEOUT, Then, Verb},
+    driver::CellId,
+    run::Scenario,
+    server::Res,
     swarm::{Fault, Swarm},
 };
+use embedded::semantics::write::Part;
+use serde_json::json;
 use state::{
     ResourceVersion,
-    vm::{Fact, Input},
+    object::{CommandId, Kind},
+    vm::{Fact, Input, Patch},
 };
 
 /// A mechanism that is broken on purpose.
@@ -46,6 +53,30 @@ pub enum Mutant {
     SurveyFromTheCache,
     /// Instances of sets get random names [S23].
     RandomMemberName,
+    /// An agent writes the phase of an instance [S13].
+    AgentWritesPhase,
+    /// What agents say is not recorded [S9].
+    ReportsUnrecorded,
+    /// Letting an instance go also changes the strategy of its machine [S16].
+    StopWritesStrategy,
+    /// A launcher kills when half of the grace is over [S19].
+    GraceHalved,
+    /// Nobody collects what has lost its owner [S22].
+    CollectorSleeps,
+    /// Whole objects are recorded [S25].
+    ObjectsRecorded,
+    /// Finalizers are never taken off [L3].
+    FinalizersKept,
+    /// A Lease is never over [L6].
+    LeaseForever,
+    /// Every patch is sent twice [Q1].
+    WritesTwice,
+    /// The leader asks for a machine with each renewal of its Lease [Q2].
+    Chatty,
+    /// "Not now" is answered by asking again at once [Q3].
+    NoPause,
+    /// Cells of what is gone are kept [Q4].
+    CellsKept,
 }
 
 impl Mutant {
@@ -68,11 +99,35 @@ impl Mutant {
         (Self::SetsFromTheCache, "S10"),
         (Self::SurveyFromTheCache, "S10"),
         (Self::RandomMemberName, "S23"),
+        (Self::NoPreconditions, "S14"),
+        (Self::WakesLost, "L2"),
+        (Self::AgentWritesPhase, "S13"),
+        (Self::ReportsUnrecorded, "S9"),
+        (Self::StopWritesStrategy, "S16"),
+        (Self::GraceHalved, "S19"),
+        (Self::CollectorSleeps, "S22"),
+        (Self::ObjectsRecorded, "S25"),
+        (Self::FinalizersKept, "L3"),
+        (Self::LeaseForever, "L6"),
+        (Self::WritesTwice, "Q1"),
+        (Self::Chatty, "Q2"),
+        (Self::NoPause, "Q3"),
+        (Self::CellsKept, "Q4"),
     ];
 
     /// It shows where there are sets.
     pub fn needs_sets(self) -> bool {
         matches!(self, Self::SetsFromTheCache | Self::SurveyFromTheCache | Self::RandomMemberName)
+    }
+
+    /// It shows where steps are taken again.
+    pub fn needs_replay(self) -> bool {
+        matches!(self, Self::ReportsUnrecorded | Self::ObjectsRecorded)
+    }
+
+    /// It shows in a start without faults.
+    pub fn scenario(self) -> Option<Scenario> {
+        (self == Self::WritesTwice).then_some(Scenario::Start)
     }
 
     /// Faults under which it shows, where those that seeds draw are seldom the ones.
@@ -86,6 +141,9 @@ impl Mutant {
                 let swarm = Swarm::none().with(Fault::StaleServer, 900).with(Fault::WatchDropped, 300);
                 Some(swarm.with(Fault::ControllerCrash, 10))
             }
+            Self::GraceHalved => Some(Swarm::none().with(Fault::GuestDeaf, 1000)),
+            Self::LeaseForever => Some(Swarm::none().with(Fault::ControllerCrash, 30)),
+            Self::NoPause => Some(Swarm::none().with(Fault::Busy, 990)),
             Self::LatchOff
             | Self::NoFinalizer
             | Self::LauncherForgets
@@ -97,7 +155,16 @@ impl Mutant {
             | Self::StopOnlyDeletes
             | Self::AbsenceIsStray
             | Self::WakesLost
-            | Self::DeletionsUnheard => None,
+            | Self::DeletionsUnheard
+            | Self::AgentWritesPhase
+            | Self::ReportsUnrecorded
+            | Self::StopWritesStrategy
+            | Self::CollectorSleeps
+            | Self::ObjectsRecorded
+            | Self::FinalizersKept
+            | Self::WritesTwice
+            | Self::Chatty
+            | Self::CellsKept => None,
         }
     }
 }
@@ -119,5 +186,32 @@ impl World {
             }
             other => other,
         }
+    }
+
+    /// What a mutant makes of a controller's patch; whether that is not sent.
+    pub(super) fn bend_patch(&mut self, c: usize, cell: &CellId, id: CommandId, patch: &Patch) -> bool {
+        let t = &patch.target;
+        let nobody = || Then::Settle(cell.clone(), CommandId(u64::MAX), true);
+        if self.is(Mutant::StopWritesStrategy)
+            && t.kind == Kind::VirtualMachineInstance
+            && patch.body.pointer("/metadata/finalizers").is_some()
+        {
+            let body = json!({"spec": {"runStrategy": "Manual"}});
+            self.write(c, Verb::merge(Res::Vm, &t.namespace, &t.name, Part::Main, body), nobody());
+        }
+        if self.is(Mutant::WritesTwice) {
+            let mut body = patch.body.clone();
+            if let Some(m) = body.get_mut("metadata").and_then(serde_json::Value::as_object_mut) {
+                m.remove("resourceVersion");
+            }
+            let part = if patch.status { Part::Status } else { Part::Main };
+            self.write(c, Verb::merge(Res::of(t.kind), &t.namespace, &t.name, part, body), nobody());
+        }
+        let kept = self.is(Mutant::FinalizersKept) && patch.body.pointer("/metadata/finalizers").is_some();
+        if kept {
+            let me = self.proc_of(c);
+            self.after(TIMEOUT, Action::Answer(me, Then::Settle(cell.clone(), id, true), Said::Silence));
+        }
+        kept
     }
 }

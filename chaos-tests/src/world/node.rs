@@ -389,6 +389,10 @@ impl World {
             LauncherEvent::Panicked => self.finish(n, pod, Cause::Panicked),
             LauncherEvent::Deadline(at) if l.deadline == Some(at) => {
                 l.deadline = None;
+                if l.life == Life::Alive && l.cause.is_none() {
+                    let vmi = l.vmi.clone();
+                    self.ghost.grace_is_over(&vmi, pod.as_str(), now);
+                }
                 self.finish(n, pod, Cause::KilledAfterGrace);
             }
             LauncherEvent::Crashed if l.life == Life::Alive => {
@@ -405,7 +409,7 @@ impl World {
     }
 
     fn wish(&mut self, n: usize, pod: &PodUid, wish: Wish) {
-        let now = self.now;
+        let (now, hurries) = (self.now, self.is(Mutant::GraceHalved));
         let Some(l) = self.launcher(n, pod) else { return };
         match l.life {
             Life::Empty | Life::Over => {}
@@ -417,7 +421,7 @@ impl World {
             Life::Alive => match wish {
                 Wish::Destroy => self.finish(n, pod, Cause::Destroyed),
                 Wish::Shutdown(grace) => {
-                    let at = now + grace;
+                    let at = now + if hurries { grace / 2 } else { grace };
                     let at = l.deadline.map_or(at, |d| d.min(at));
                     l.deadline = Some(at);
                     let first = !l.stopping;

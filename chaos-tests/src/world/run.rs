@@ -52,6 +52,8 @@ pub struct Options {
     pub swarm: Option<Swarm>,
     /// Not more steps of the machines than this, zero for no bound.
     pub steps: u64,
+    /// Take every step again from what is recorded of it.
+    pub replay: bool,
 }
 
 /// Runs a seed: trouble, then none, then everything has to be right.
@@ -63,6 +65,7 @@ pub fn seed(seed: u64, options: &Options) -> Outcome {
     let mut w = World::new(seed, swarm.clone(), nodes, 2);
     w.mutant = options.mutant;
     w.record = options.record.then(Vec::new);
+    w.replay = options.replay || options.mutant.is_some_and(Mutant::needs_replay);
     let machines = dice.between(1, 3);
     w.say(|| format!("seed {seed}: {nodes} nodes, {machines} machines, faults: {swarm}"));
     w.names = (0..machines).map(|i| format!("vm-{i}")).collect();
@@ -102,12 +105,16 @@ fn finish(mut w: World, seed: u64, swarm: Swarm) -> Outcome {
         w.agenda.remove(&k);
     }
     let end = w.now + CONVERGE;
+    let healed = w.now;
     while w.now < end && !w.rests(end) {
         let next = (w.now + 1000).min(end);
         w.until(next);
+        if w.led_after.is_none() && w.leader().is_some() {
+            w.led_after = Some(w.now - healed);
+        }
     }
-    if let Err(text) = w.check_quiet() {
-        w.violated("L1", text);
+    for (id, text) in w.check_quiet() {
+        w.violated(id, text);
     }
     Outcome {
         seed,
@@ -219,8 +226,22 @@ impl Scenario {
 
 /// Runs a scenario with a crash at one point, or with none.
 pub fn scenario(which: Scenario, crash: Option<CrashPoint>, record: bool) -> (Outcome, [u64; 2]) {
+    let (outcome, effects, _) = scenario_with(which, crash, record, None, 0);
+    (outcome, effects)
+}
+
+/// The same, with a mechanism that is broken, and with one event of the controllers' watches lost (from 1, 0 for none); and how many
+/// events there were.
+pub fn scenario_with(
+    which: Scenario,
+    crash: Option<CrashPoint>,
+    record: bool,
+    mutant: Option<Mutant>,
+    withheld: u64,
+) -> (Outcome, [u64; 2], u64) {
     let mut w = World::new(7, Swarm::none(), 1, 2);
     w.record = record.then(Vec::new);
+    w.mutant = mutant;
     match which.prepare() {
         Deed::CreateSet(name, _) => w.sets = vec![name],
         _ => w.names = vec!["vm-0".into()],
@@ -237,6 +258,10 @@ pub fn scenario(which: Scenario, crash: Option<CrashPoint>, record: bool) -> (Ou
         w.crash = crash;
         w.effects = [0, 0];
     }
+    if which != Scenario::Start {
+        w.heard = 0;
+    }
+    w.withheld = withheld;
     if let Some(deed) = which.deed() {
         w.deed(&deed);
     }
@@ -248,13 +273,63 @@ pub fn scenario(which: Scenario, crash: Option<CrashPoint>, record: bool) -> (Ou
     }
     let settled = w.now + 60_000;
     w.until(settled);
-    let effects = w.effects;
+    let (effects, heard) = (w.effects, w.heard);
+    if which == Scenario::Start
+        && crash.is_none()
+        && let Err(text) = super::invariants::check_q1(&w.ghost)
+    {
+        w.violated("Q1", text);
+    }
     let mut outcome = finish(w, 7, Swarm::none());
     if outcome.starts != which.starts() {
         let text = format!("{} domains began, not {}", outcome.starts, which.starts());
         outcome.violations.push(Violation { check: "writes", text, at: 0 });
     }
-    (outcome, effects)
+    (outcome, effects, heard)
+}
+
+/// Every event of the controllers' watches lost once, in each run another one. Each run has to end as the one in which none is.
+pub fn withheld(which: Scenario, mut each: impl FnMut(u64, Outcome)) {
+    let (reference, _, heard) = scenario_with(which, None, false, None, 0);
+    for n in 1..=heard {
+        let (mut outcome, ..) = scenario_with(which, None, false, None, n);
+        let (want, got) = (lasting(&reference.writes), lasting(&outcome.writes));
+        if want != got {
+            let text = format!("creations and deletions {got:?}, where nothing is lost {want:?}");
+            outcome.violations.push(Violation { check: "writes", text, at: 0 });
+        }
+        each(n, outcome);
+    }
+}
+
+/// All pairs of operations on one machine that runs, both at the same moment [O2].
+pub fn pairs(strategy: &'static str, mut each: impl FnMut(&Deed, &Deed, Outcome)) {
+    let name = || "vm-0".to_owned();
+    let deeds = [
+        Deed::Start(name()),
+        Deed::Stop(name(), None),
+        Deed::Stop(name(), Some(0)),
+        Deed::Restart(name()),
+        Deed::Strategy(name(), "Manual"),
+        Deed::Strategy(name(), "Halted"),
+        Deed::Delete(name(), true),
+        Deed::Delete(name(), false),
+        Deed::Create(name(), "Always"),
+        Deed::DeleteInstance(name()),
+        Deed::DeletePod(name(), false),
+    ];
+    for first in &deeds {
+        for second in &deeds {
+            let mut w = World::new(7, Swarm::none(), 2, 2);
+            w.names = vec![name()];
+            w.until(BEGIN + 3000);
+            w.deed(&Deed::Create(name(), strategy));
+            w.until(BEGIN + 23_000);
+            w.deed(first);
+            w.deed(second);
+            each(first, second, finish(w, 7, Swarm::none()));
+        }
+    }
 }
 
 /// One crash point and what became of it.

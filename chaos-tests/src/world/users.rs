@@ -55,13 +55,19 @@ pub const STRATEGIES: [&str; 5] = ["Always", "RerunOnFailure", "Manual", "Halted
 
 /// A machine as admission lets it through.
 pub fn machine(name: &str, strategy: &str, grace: u64) -> Value {
+    let mut spec = spec(grace);
+    spec["domain"]["devices"] = json!({"disks": [{"name": "init", "disk": {"bus": "virtio"}}]});
+    spec["volumes"] = json!([{"name": "init", "cloudInitNoCloud": {"userData": SECRET}}]);
     json!({
         "apiVersion": "kubevirt.io/v1",
         "kind": "VirtualMachine",
         "metadata": {"name": name, "namespace": NS, "finalizers": [names::FINALIZER_VM]},
-        "spec": {"runStrategy": strategy, "template": {"metadata": {"labels": {"vm": name}}, "spec": spec(grace)}},
+        "spec": {"runStrategy": strategy, "template": {"metadata": {"labels": {"vm": name}}, "spec": spec}},
     })
 }
+
+/// What a machine's user data say: nothing that is recorded may.
+pub const SECRET: &str = "#cloud-config that nobody may read";
 
 pub(super) fn spec(grace: u64) -> Value {
     json!({"domain": {"memory": {"guest": "64Mi"}, "devices": {}}, "terminationGracePeriodSeconds": grace})
