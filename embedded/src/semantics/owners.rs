@@ -558,25 +558,4 @@ mod tests {
         let both = config(json!({"x": "2", "other": "2"}));
         assert_eq!(apply(&r, Some(&taken), &both, &by(KUBECTL, 3), false).unwrap_err().code, 409);
     }
-
-    /// `cargo test --release -p embedded what_tracking_costs -- --ignored --nocapture`
-    #[test]
-    #[ignore = "prints figures"]
-    fn what_tracking_costs() {
-        let pods = crate::kinds::builtin().0.into_iter().find(|r| r.plural == "pods").unwrap();
-        let container = |n: u32| {
-            json!({"name": format!("c{n}"), "image": "i", "args": ["a", "b"], "resources": {"limits": {"cpu": "1"}},
-            "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}], "volumeMounts": [{"name": "v", "mountPath": "/v"}]})
-        };
-        let pod = json!({"metadata": {"name": "p", "labels": {"a": "b"}}, "status": {"phase": "Running"},
-            "spec": {"containers": [container(1), container(2), container(3)], "volumes": [{"name": "v", "emptyDir": {}}]}});
-        let live = written(&pods, None, pod, &by("w", 1));
-        let mut next = live.clone();
-        next["status"] = json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]});
-        let begun = std::time::Instant::now();
-        for _ in 0..10_000 {
-            std::hint::black_box(written(&pods, Some(&live), next.clone(), &by("x", 2)));
-        }
-        println!("{:?} a write of {} bytes", begun.elapsed() / 10_000, live.to_string().len());
-    }
 }
