@@ -4,6 +4,7 @@
 //! value. To change what somebody else owns takes `force`. What nobody applies any more, and nobody else owns, goes.
 
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
 use serde_json::{Value, json};
 
@@ -193,9 +194,13 @@ impl Writer {
     }
 }
 
-/// Something that no schema is known of.
-fn unknown() -> Schema {
-    Schema { root: super::schema::Node { preserve: true, ..Default::default() }, definitions: Default::default() }
+/// The schema of a resource; where none is known, one that takes everything.
+fn schema(resource: &Resource) -> &Schema {
+    static UNKNOWN: LazyLock<Schema> = LazyLock::new(|| Schema {
+        root: super::schema::Node { preserve: true, ..Default::default() },
+        definitions: Default::default(),
+    });
+    resource.schema.as_deref().unwrap_or(&UNKNOWN)
 }
 
 /// Notes who has changed what with a write that is no apply. `live` is what was there (none: it is being created), `sent` the
@@ -218,14 +223,7 @@ pub fn track(resource: &Resource, live: Option<&Value>, sent: Option<&Value>, ne
 }
 
 fn written(resource: &Resource, old: &Value, new: &Value, mut owners: Vec<Entry>, writer: &Writer) -> Vec<Entry> {
-    let fallback;
-    let schema = match resource.schema.as_deref() {
-        Some(schema) => schema,
-        None => {
-            fallback = unknown();
-            &fallback
-        }
-    };
+    let schema = schema(resource);
     let d = writer.difference(Place::root(schema), old, new);
     let mut mine = d.modified.union(&d.added);
     for e in &mut owners {
@@ -337,14 +335,7 @@ pub fn apply(
     if config.pointer("/metadata/managedFields").is_some_and(|m| !m.is_null()) {
         return Err(Status::bad_request("metadata.managedFields must be nil"));
     }
-    let fallback;
-    let schema = match resource.schema.as_deref() {
-        Some(schema) => schema,
-        None => {
-            fallback = unknown();
-            &fallback
-        }
-    };
+    let schema = schema(resource);
     let place = Place::root(schema);
     let mut problems = Vec::new();
     place.problems(config, "", &mut problems);
