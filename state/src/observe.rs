@@ -575,7 +575,10 @@ impl Project for VmiView {
 }
 
 /// As an object, also where it is empty: a `LiteMap` itself would then be a list, and what is in a status goes into patches.
-fn as_object<S: Serializer>(map: &LiteMap<String, impl Serialize>, serializer: S) -> Result<S::Ok, S::Error> {
+pub(crate) fn as_object<S: Serializer>(
+    map: &LiteMap<String, impl Serialize>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
     serializer.collect_map(map.iter())
 }
 

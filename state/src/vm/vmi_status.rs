@@ -14,7 +14,7 @@ use crate::{
     domain::{Domain, DomainState, InterfaceFacts, OsInfo},
     node::SILENCE,
     object::Class,
-    observe::{Phase, VmiStatus, VmiView, VolumeView},
+    observe::{Phase, VmiStatus, VmiView, VolumeView, as_object},
 };
 use api::names;
 use litemap::LiteMap;
@@ -548,8 +548,10 @@ fn changed_object<V>(patch: &mut Map<String, Value>, field: &str, old: &LiteMap<
 where
     V: PartialEq + Serialize,
 {
-    if old != new {
-        patch.insert(field.into(), new.iter().map(|(k, v)| (k.clone(), json!(v))).collect::<Map<_, _>>().into());
+    if old != new
+        && let Ok(value) = as_object(new, serde_json::value::Serializer)
+    {
+        patch.insert(field.into(), value);
     }
 }
 

@@ -16,10 +16,26 @@ pub type Namespaces<'a> = &'a (dyn Fn(&str) -> Option<Arc<Namespace>> + Sync);
 type Labels = BTreeMap<String, String>;
 
 /// A selector of labels; none selects nothing, and so does one that cannot be read.
-fn selects(selector: Option<&LabelSelector>, extra: &[(&str, &str, bool)], labels: &Labels) -> bool {
-    let Some(selector) = selector.and_then(|s| Selector::try_from(s.clone()).ok()) else { return false };
-    let own = |(key, value, same): &(&str, &str, bool)| (labels.get(*key).map(String::as_str) == Some(*value)) == *same;
-    selector.matches(labels) && extra.iter().all(own)
+struct Choice<'a> {
+    selector: Option<Selector>,
+    /// Labels of the pod's own that it takes along: each is to be the same, or not.
+    along: Vec<(&'a str, &'a str, bool)>,
+}
+
+impl<'a> Choice<'a> {
+    fn of(selector: Option<&LabelSelector>, along: Vec<(&'a str, &'a str, bool)>) -> Self {
+        Self { selector: selector.and_then(|s| Selector::try_from(s.clone()).ok()), along }
+    }
+
+    fn takes(&self, labels: &Labels) -> bool {
+        let own =
+            |(key, value, same): &(&str, &str, bool)| (labels.get(*key).map(String::as_str) == Some(*value)) == *same;
+        self.selector.as_ref().is_some_and(|s| s.matches(labels)) && self.along.iter().all(own)
+    }
+}
+
+fn namespace(pod: &Pod) -> &str {
+    pod.metadata.namespace.as_deref().unwrap_or_default()
 }
 
 /// Values of the incoming pod's own labels that a term takes along.
@@ -28,32 +44,40 @@ fn along<'a>(pod: &'a Pod, keys: Option<&'a [String]>, same: bool) -> impl Itera
     keys.unwrap_or_default().iter().filter_map(of)
 }
 
-/// A term of a pod, with what the pod itself contributes to it.
+/// A term of a pod, read.
 struct Term<'a> {
     term: &'a PodAffinityTerm,
-    extra: Vec<(&'a str, &'a str, bool)>,
-    home: String,
+    pods: Choice<'a>,
+    /// Of their namespaces, where it does not mean its own pod's.
+    namespaces: Option<Choice<'a>>,
+    home: &'a str,
 }
 
 impl<'a> Term<'a> {
     fn of(pod: &'a Pod, term: &'a PodAffinityTerm) -> Self {
-        let extra = along(pod, term.match_label_keys.as_deref(), true);
-        let extra = extra.chain(along(pod, term.mismatch_label_keys.as_deref(), false)).collect();
-        Self { term, extra, home: pod.namespace().unwrap_or_default() }
+        let same = along(pod, term.match_label_keys.as_deref(), true);
+        let taken = same.chain(along(pod, term.mismatch_label_keys.as_deref(), false)).collect();
+        let named = term.namespaces.as_ref().is_some_and(|n| !n.is_empty());
+        let selector = term.namespace_selector.as_ref();
+        Self {
+            term,
+            pods: Choice::of(term.label_selector.as_ref(), taken),
+            namespaces: (named || selector.is_some()).then(|| Choice::of(selector, vec![])),
+            home: namespace(pod),
+        }
     }
 
     /// Whether it means this pod.
     fn means(&self, other: &Pod, namespaces: Namespaces<'_>) -> bool {
-        let theirs = other.namespace().unwrap_or_default();
-        let named = self.term.namespaces.as_deref().unwrap_or_default();
-        let there = match &self.term.namespace_selector {
-            None if named.is_empty() => theirs == self.home,
-            selector => {
-                let labels = namespaces(&theirs).map(|n| n.labels().clone()).unwrap_or_default();
-                named.contains(&theirs) || selects(selector.as_ref(), &[], &labels)
+        let theirs = namespace(other);
+        let there = match &self.namespaces {
+            None => theirs == self.home,
+            Some(choice) => {
+                self.term.namespaces.iter().flatten().any(|n| n == theirs)
+                    || choice.takes(namespaces(theirs).map(|n| n.labels().clone()).as_ref().unwrap_or(&Labels::new()))
             }
         };
-        there && selects(self.term.label_selector.as_ref(), &self.extra, other.labels())
+        there && self.pods.takes(other.labels())
     }
 }
 
@@ -135,15 +159,12 @@ impl<'a> Neighbours<'a> {
         let spec = self.pod.spec.as_ref();
         let all = spec.and_then(|s| s.topology_spread_constraints.as_deref()).unwrap_or_default();
         let hard: Vec<_> = all.iter().filter(|c| c.when_unsatisfiable == "DoNotSchedule").collect();
-        let home = self.pod.namespace().unwrap_or_default();
+        let home = namespace(self.pod);
         for constraint in &hard {
-            let extra: Vec<_> = along(self.pod, constraint.match_label_keys.as_deref(), true).collect();
-            let selector = constraint.label_selector.as_ref();
-            let meant = |p: &Pod| {
-                p.namespace().unwrap_or_default() == home
-                    && p.metadata.deletion_timestamp.is_none()
-                    && selects(selector, &extra, p.labels())
-            };
+            let taken = along(self.pod, constraint.match_label_keys.as_deref(), true).collect();
+            let choice = Choice::of(constraint.label_selector.as_ref(), taken);
+            let meant =
+                |p: &Pod| namespace(p) == home && p.metadata.deletion_timestamp.is_none() && choice.takes(p.labels());
             let honors = constraint.node_affinity_policy.as_deref() != Some("Ignore");
             let eligible = |node: &Node| {
                 hard.iter().all(|c| domain(node, &c.topology_key).is_some()) && (!honors || selected(self.pod, node))
@@ -156,7 +177,7 @@ impl<'a> Neighbours<'a> {
             }
             let wanted = usize::try_from(constraint.min_domains.unwrap_or(1)).unwrap_or(1);
             let fewest = if counts.len() < wanted { 0 } else { counts.values().copied().min().unwrap_or(0) };
-            let itself = selects(selector, &extra, self.pod.labels());
+            let itself = choice.takes(self.pod.labels());
             self.spread.push((constraint, counts, fewest, itself));
         }
     }

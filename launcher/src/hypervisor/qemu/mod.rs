@@ -31,8 +31,6 @@ use crate::machine::{Firmware, Machine};
 use crate::{limits, stats};
 use qmp::{Qmp, QmpEvent};
 
-/// In the place of a status: there was no answer.
-const SILENT: &str = "no answer";
 /// How often the status is asked for, should an event ever have been lost.
 const STATUS_POLL: Duration = Duration::from_secs(10);
 /// Where distributions put OVMF: (code, variables) without and with secure boot.
@@ -242,22 +240,22 @@ async fn translate(qmp: Qmp, mut heard: mpsc::Receiver<QmpEvent>, events: mpsc::
                 continue;
             }
         }
-        let status = match qmp.execute("query-status", Value::Null).await {
-            Ok(status) => status,
-            Err(Error::Deaf(_)) => json!({"status": SILENT}),
+        let answer = qmp.execute("query-status", Value::Null).await;
+        let status = answer.as_ref().map(|a| a.get("status").and_then(Value::as_str).unwrap_or_default());
+        let state = match status {
+            Err(Error::Deaf(_)) => Event::Silent,
             Err(_) => continue,
-        };
-        let state = match status.get("status").and_then(Value::as_str).unwrap_or_default() {
-            SILENT => Event::Silent,
-            "running" => Event::Running,
-            "io-error" => Event::Paused(Paused::IoError),
-            "shutdown" => Event::PoweredOff,
-            "guest-panicked" => Event::Panicked,
-            "internal-error" => {
+            Ok("running") => Event::Running,
+            Ok("io-error") => Event::Paused(Paused::IoError),
+            Ok("shutdown") => Event::PoweredOff,
+            Ok("guest-panicked") => Event::Panicked,
+            Ok("internal-error") => {
                 Event::Broken("the hypervisor cannot emulate what the guest does (internal-error)".into())
             }
-            "paused" | "prelaunch" | "suspended" | "watchdog" | "debug" | "save-vm" => Event::Paused(Paused::ByUser),
-            other => {
+            Ok("paused" | "prelaunch" | "suspended" | "watchdog" | "debug" | "save-vm") => {
+                Event::Paused(Paused::ByUser)
+            }
+            Ok(other) => {
                 tracing::debug!(status = other, "status without a meaning here");
                 continue;
             }
