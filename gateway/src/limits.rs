@@ -37,10 +37,6 @@ pub const API: Duration = Duration::from_secs(15);
 pub const REVIEW: usize = 8 << 20;
 /// How often is read who the aggregation layer is; its authority changes once in years.
 pub const FRONT: Duration = Duration::from_secs(60);
-/// How often a silent connection is asked whether somebody is there, and how long the answer may take.
-pub const ASK: Duration = Duration::from_secs(30);
-/// What is open at the end gets this long.
-pub const DRAIN: Duration = Duration::from_secs(2);
 /// How often the registration is looked at, which somebody may have written over.
 pub const REGISTERED: Duration = Duration::from_secs(30);
 /// An explanation is some text for each thing that happened to a machine.

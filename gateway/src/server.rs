@@ -14,8 +14,7 @@ use axum::response::{IntoResponse, Response};
 use http::{Method, Request};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::conn::auto;
+use proto::https;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
@@ -140,7 +139,7 @@ impl Gateway {
             }
         }
         connections.close();
-        let _ = tokio::time::timeout(limits::DRAIN, connections.wait()).await;
+        let _ = tokio::time::timeout(https::DRAIN, connections.wait()).await;
         Ok(())
     }
 
@@ -192,7 +191,7 @@ async fn read_front(client: &kube::Client) -> Option<Front> {
 /// Serves one connection until it ends, or until `stop` with a moment for what is open.
 async fn connection(gateway: Gateway, door: Door, socket: TcpStream, peer: SocketAddr, stop: CancellationToken) {
     let _ = socket.set_nodelay(true);
-    let Ok(Ok(stream)) = tokio::time::timeout(limits::CONNECT, door.acceptor.accept(socket)).await else {
+    let Ok(Ok(stream)) = tokio::time::timeout(https::HANDSHAKE, door.acceptor.accept(socket)).await else {
         tracing::debug!(%peer, "no TLS handshake");
         return;
     };
@@ -202,21 +201,5 @@ async fn connection(gateway: Gateway, door: Door, socket: TcpStream, peer: Socke
         let (gateway, front) = (gateway.clone(), front.clone());
         async move { Ok::<_, Infallible>(gateway.handle(front.as_deref(), request.map(Body::new)).await) }
     });
-    let mut builder = auto::Builder::new(TokioExecutor::new());
-    // Who never ends a request, or is gone without a word, holds nothing for ever.
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(limits::SILENCE);
-    builder.http2().timer(TokioTimer::new()).keep_alive_interval(limits::ASK).keep_alive_timeout(limits::ASK);
-    let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
-    tokio::pin!(connection);
-    tokio::select! {
-        ended = connection.as_mut() => {
-            if let Err(error) = ended {
-                tracing::debug!(%peer, %error, "a connection ended");
-            }
-        }
-        () = stop.cancelled() => {
-            connection.as_mut().graceful_shutdown();
-            let _ = tokio::time::timeout(limits::DRAIN, connection).await;
-        }
-    }
+    https::connection(stream, service, &stop, peer).await;
 }

@@ -205,24 +205,39 @@ async fn pause_and_unpause_reach_the_agent() {
     let world = world().await;
     world.make_vmi(json!({})).await;
     assert_eq!(world.verb("PUT", "vmi/pause", None).await, (200, json!("")));
-    let (code, status) = world.verb("PUT", "vmi/unpause", None).await;
-    assert_eq!(
-        (code, message(&status)),
-        (409, "Operation cannot be fulfilled on virtualmachineinstance.kubevirt.io \"a\": VMI is not paused")
-    );
+    let says = |verb: &str, reason: &str| {
+        let reply = VerbReply { ok: reason.is_empty(), reason: reason.into(), ..VerbReply::default() };
+        world.seen.replies.lock().unwrap().insert(verb.into(), reply);
+    };
+    // A dry run judges by the condition, the real one asks the launcher.
+    let dry = || Some(json!({"dryRun": ["All"]}));
+    says("unpause", "not-paused");
+    for body in [dry(), None] {
+        let (code, status) = world.verb("PUT", "vmi/unpause", body).await;
+        assert_eq!(
+            (code, message(&status)),
+            (409, "Operation cannot be fulfilled on virtualmachineinstance.kubevirt.io \"a\": VMI is not paused")
+        );
+    }
     world.patch_vmi(json!({"status": {"conditions": serde_json::from_str::<Value>(PAUSED).unwrap()}})).await;
-    let (code, status) = world.verb("PUT", "vmi/pause", None).await;
-    assert_eq!(
-        (code, message(&status)),
-        (409, "Operation cannot be fulfilled on virtualmachineinstance.kubevirt.io \"a\": VMI is already paused")
-    );
-    assert_eq!(world.verb("PUT", "vmi/unpause", Some(json!({"dryRun": ["All"]}))).await.0, 200);
+    says("pause", "already-paused");
+    says("unpause", "");
+    for body in [dry(), None] {
+        let (code, status) = world.verb("PUT", "vmi/pause", body).await;
+        assert_eq!(
+            (code, message(&status)),
+            (409, "Operation cannot be fulfilled on virtualmachineinstance.kubevirt.io \"a\": VMI is already paused")
+        );
+    }
+    assert_eq!(world.verb("PUT", "vmi/unpause", dry()).await.0, 200);
     assert_eq!(world.verb("PUT", "vmi/unpause", None).await.0, 200);
     assert_eq!(world.verb("PUT", "vmi/freeze", Some(json!({"unfreezeTimeout": "10s"}))).await.0, 200);
     let verbs = world.seen.verbs.lock().unwrap().clone();
     assert_eq!(
         verbs,
         [
+            ("pause".into(), json!({})),
+            ("unpause".into(), json!({})),
             ("pause".into(), json!({})),
             ("unpause".into(), json!({})),
             ("freeze".into(), json!({"unfreezeTimeout": "10s"}))

@@ -91,7 +91,7 @@ fn a_disk_in_use_is_not_started_from_twice() {
     let mut second = Launcher::new();
     std::fs::create_dir_all(second.path("private/vmi-disks")).unwrap();
     std::os::unix::fs::symlink(first.path("private/vmi-disks/root"), second.path("private/vmi-disks/root")).unwrap();
-    fails(&mut second, &manifest, &["lock"]);
+    fails(&mut second, &manifest, &["the image of disk root is in use by another process"]);
     first.tell(InstructKind::Kill, "k", Duration::ZERO);
     first.ends(Cause::Destroyed);
 }

@@ -5,6 +5,7 @@
 //! `ARCHITECTURE.md`.
 
 pub mod convert;
+pub mod https;
 pub mod transport;
 
 #[allow(missing_docs, clippy::all, clippy::unwrap_used, clippy::large_futures)]

@@ -12,7 +12,7 @@ use embedded::procs::ProcessId;
 use nix::sys::signal::Signal;
 
 use super::agents;
-use super::layout::{Layout, Node};
+use super::layout::{Layout, Node, is_data_folder};
 use crate::args;
 
 /// What is killed is gone after this.
@@ -22,6 +22,9 @@ const KILL_LIMIT: Duration = Duration::from_secs(10);
 pub fn run(options: &args::Down) -> anyhow::Result<u8> {
     super::require_root()?;
     let layout = Layout::find(&options.data_dir)?;
+    if !is_data_folder(&layout.data) {
+        bail!("{} is no data folder of virtfold", layout.data.display());
+    }
     let _lock = match Lock::take(&layout.data) {
         Ok(lock) => lock,
         Err(LockError::Held { folder, holder }) => {

@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use embedded::netns::Netns;
 use serde::{Deserialize, Serialize};
 
@@ -39,6 +39,17 @@ fn make(path: &Path, mode: u32) -> anyhow::Result<()> {
         .with_context(|| format!("cannot make {}", path.display()))
 }
 
+/// It was made by [`Layout::make`].
+pub fn is_data_folder(path: &Path) -> bool {
+    path.join("nodes").is_dir()
+}
+
+/// It is somebody else's: taken over, it would be shut to everybody else.
+fn is_strange(path: &Path) -> bool {
+    let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+    !is_data_folder(path) && entries.into_iter().any(|e| e.file_name() != "lost+found")
+}
+
 impl Layout {
     /// Of a data folder that exists.
     pub fn find(data: &Path) -> anyhow::Result<Self> {
@@ -52,6 +63,12 @@ impl Layout {
     pub fn make(data: &Path) -> anyhow::Result<Self> {
         use std::os::unix::fs::PermissionsExt;
         make(data, 0o700)?;
+        if is_strange(data) {
+            bail!(
+                "{} is neither empty nor a data folder of virtfold: name a new folder, or an empty one",
+                data.display()
+            );
+        }
         std::fs::set_permissions(data, std::fs::Permissions::from_mode(0o700))
             .with_context(|| format!("cannot protect {}", data.display()))?;
         let layout = Self::find(data)?;

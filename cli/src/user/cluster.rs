@@ -1,6 +1,6 @@
 //! Which cluster, which machine.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail};
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -21,7 +21,7 @@ pub struct Cluster {
 pub async fn connect(target: &Target) -> anyhow::Result<Cluster> {
     let options = KubeConfigOptions { context: target.context.clone(), ..KubeConfigOptions::default() };
     let kubeconfig = match &target.kubeconfig {
-        Some(file) => Kubeconfig::read_from(file).with_context(|| format!("cannot read {}", file.display()))?,
+        Some(file) => read(file)?,
         None if std::env::var_os("KUBECONFIG").is_some_and(|v| !v.is_empty()) => Kubeconfig::from_env()
             .context("cannot read KUBECONFIG")?
             .ok_or_else(|| anyhow!("KUBECONFIG names no file"))?,
@@ -34,7 +34,7 @@ pub async fn connect(target: &Target) -> anyhow::Result<Cluster> {
                     home.display()
                 )
             })?;
-            Kubeconfig::read_from(&file).with_context(|| format!("cannot read {}", file.display()))?
+            read(&file)?
         }
     };
     let mut config =
@@ -44,6 +44,11 @@ pub async fn connect(target: &Target) -> anyhow::Result<Cluster> {
     let namespace = target.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
     let client = Client::try_from(config).context("the kubeconfig is not usable")?;
     Ok(Cluster { client, namespace })
+}
+
+/// Reads a kubeconfig. The library's own words have the system's twice.
+fn read(file: &Path) -> anyhow::Result<Kubeconfig> {
+    Kubeconfig::read_from(file).map_err(|e| anyhow!("cannot read {}: {}", file.display(), deepest(&e)))
 }
 
 /// What kind of object a machine was named as.

@@ -34,7 +34,7 @@ fn condition<'a>(value: &'a Value, kind: &str) -> Option<&'a Value> {
 
 /// What a machine waits for, in a line; empty when it is where it should be. The most telling condition first.
 fn waits_for(vm: Option<&Value>, vmi: Option<&Value>) -> String {
-    const TELLING: [(&str, &str); 7] = [
+    const TELLING: [(&str, &str); 8] = [
         ("Failure", "True"),
         ("Synchronized", "False"),
         ("PodScheduled", "False"),
@@ -42,6 +42,7 @@ fn waits_for(vm: Option<&Value>, vmi: Option<&Value>) -> String {
         ("Provisioning", "True"),
         ("Paused", "True"),
         ("Ready", "False"),
+        ("RestartRequired", "True"),
     ];
     // A machine that is to be stopped waits for nothing.
     let stopped = vmi.is_none() && vm.is_some_and(|v| text(v, "/status/printableStatus") == "Stopped");
@@ -50,12 +51,9 @@ fn waits_for(vm: Option<&Value>, vmi: Option<&Value>) -> String {
         objects.iter().flatten().filter_map(move |o| condition(o, kind).filter(|c| text(c, "/status") == *bad))
     });
     let line = |c: &Value| {
-        [text(c, "/reason"), text(c, "/message")]
-            .iter()
-            .filter(|s| !s.is_empty())
-            .copied()
-            .collect::<Vec<_>>()
-            .join(": ")
+        // This one has no reason.
+        let kind = if text(c, "/type") == "RestartRequired" { "RestartRequired" } else { text(c, "/reason") };
+        [kind, text(c, "/message")].iter().filter(|s| !s.is_empty()).copied().collect::<Vec<_>>().join(": ")
     };
     found.find_map(|c| Some(line(c)).filter(|l| !l.is_empty())).unwrap_or_default()
 }

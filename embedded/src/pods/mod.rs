@@ -490,13 +490,16 @@ async fn keep_node(shared: Arc<Shared>) {
     heartbeat.reset();
     let mut renew = tokio::time::interval(node::RENEW);
     let mut heard = tokio::time::Instant::now();
+    let mut short = None;
     loop {
         let live = async {
             node::renew(client, &node).await?;
+            let now_short = Some(me.machine.is_short());
             // Who was silent for so long may have been given up, and only the node's status takes that back.
-            if heard.elapsed() > node::LATE {
+            if heard.elapsed() > node::LATE || short != now_short {
                 node::heartbeat(client, &me, None).await?;
             }
+            short = now_short;
             heard = tokio::time::Instant::now();
             Ok(())
         };

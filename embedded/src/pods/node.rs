@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::Lease;
@@ -39,6 +40,7 @@ pub(super) struct Machine {
     pub memory: u64,
     /// Bytes of the data folder's file system.
     pub storage: u64,
+    data: PathBuf,
     arch: &'static str,
     kernel: String,
     os_image: String,
@@ -52,7 +54,7 @@ fn read(path: &str) -> String {
 
 impl Machine {
     /// Looks at the machine.
-    pub fn look(data: &std::path::Path) -> Self {
+    pub fn look(data: &Path) -> Self {
         let memory = read("/proc/meminfo")
             .lines()
             .find_map(|l| l.strip_prefix("MemTotal:")?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok())
@@ -67,12 +69,18 @@ impl Machine {
             cpus: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
             memory,
             storage,
+            data: data.to_owned(),
             arch: if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" },
             kernel: read("/proc/sys/kernel/osrelease"),
             os_image,
             machine_id: read("/etc/machine-id"),
             boot_id: read("/proc/sys/kernel/random/boot_id"),
         }
+    }
+
+    /// Whether the data folder's file system has less room left than a kubelet wants of its own (a tenth).
+    pub fn is_short(&self) -> bool {
+        nix::sys::statvfs::statvfs(&self.data).is_ok_and(|s| s.blocks_available() < s.blocks() / 10)
     }
 
     /// Whether the kernel can keep a tmpfs out of swap (6.4).
@@ -93,10 +101,14 @@ pub(super) struct Identity {
     pub machine: Machine,
 }
 
-fn conditions(old: Option<&Node>, now: &str) -> Value {
+fn conditions(old: Option<&Node>, now: &str, short: bool) -> Value {
+    let disk = match short {
+        true => ("DiskPressure", "True", "KubeletHasDiskPressure", "kubelet has disk pressure"),
+        false => ("DiskPressure", "False", "KubeletHasNoDiskPressure", "kubelet has no disk pressure"),
+    };
     let all = [
         ("MemoryPressure", "False", "KubeletHasSufficientMemory", "kubelet has sufficient memory available"),
-        ("DiskPressure", "False", "KubeletHasNoDiskPressure", "kubelet has no disk pressure"),
+        disk,
         ("PIDPressure", "False", "KubeletHasSufficientPID", "kubelet has sufficient PID available"),
         ("Ready", "True", "KubeletReady", "the pod runner of virtfold is ready"),
     ];
@@ -151,7 +163,7 @@ impl Identity {
                 {"type": "InternalIP", "address": self.address},
                 {"type": "Hostname", "address": self.name},
             ],
-            "conditions": conditions(old, now),
+            "conditions": conditions(old, now, m.is_short()),
             "nodeInfo": {
                 "architecture": m.arch,
                 "operatingSystem": "linux",

@@ -9,8 +9,7 @@ use std::time::Duration;
 use axum::body::Body;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::conn::auto;
+use proto::https;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
@@ -21,15 +20,6 @@ use tokio_util::sync::CancellationToken;
 
 use super::ApiServer;
 use crate::auth::{User, certificate};
-
-/// How long a client may take for its handshake.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a client may take for the head of a request, its idle time before it with it.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(90);
-/// How often a client is asked whether it is still there, and how long it may take to answer.
-const KEEP_ALIVE: Duration = Duration::from_secs(30);
-/// How long open requests may go on after the end was asked for.
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Why the server cannot listen.
 #[derive(Debug, thiserror::Error)]
@@ -113,34 +103,6 @@ pub fn acceptor(tls: &Tls) -> Result<TlsAcceptor, HttpsError> {
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
-/// Serves one connection until it ends, or until `stop` with a moment for what is open.
-async fn connection<IO, S>(io: IO, service: S, stop: &CancellationToken, peer: SocketAddr)
-where
-    IO: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
-    S: hyper::service::Service<http::Request<Incoming>, Response = super::Response, Error = std::convert::Infallible>
-        + Send
-        + 'static,
-    S::Future: Send + 'static,
-{
-    let mut builder = auto::Builder::new(TokioExecutor::new());
-    // A client that never ends its request, or that is gone without a word, holds nothing for ever.
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
-    builder.http2().timer(TokioTimer::new()).keep_alive_interval(KEEP_ALIVE).keep_alive_timeout(KEEP_ALIVE);
-    let connection = builder.serve_connection_with_upgrades(TokioIo::new(io), service);
-    tokio::pin!(connection);
-    tokio::select! {
-        ended = connection.as_mut() => {
-            if let Err(error) = ended {
-                tracing::debug!(%peer, %error, "a connection ended");
-            }
-        }
-        () = stop.cancelled() => {
-            connection.as_mut().graceful_shutdown();
-            let _ = tokio::time::timeout(DRAIN_TIMEOUT, connection).await;
-        }
-    }
-}
-
 /// Serves a listener until `stop`. Who answers is told who a client is by its certificate.
 pub async fn serve<H, F>(listener: TcpListener, acceptor: TlsAcceptor, stop: CancellationToken, handler: H)
 where
@@ -164,7 +126,7 @@ where
         let (handler, acceptor, stop) = (handler.clone(), acceptor.clone(), stop.clone());
         connections.spawn(async move {
             let _ = socket.set_nodelay(true);
-            let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(socket)).await else {
+            let Ok(Ok(stream)) = tokio::time::timeout(https::HANDSHAKE, acceptor.accept(socket)).await else {
                 tracing::debug!(%peer, "no TLS handshake");
                 return;
             };
@@ -174,11 +136,11 @@ where
                 let answer = handler(request.map(Body::new), user.clone());
                 async move { Ok::<_, std::convert::Infallible>(answer.await) }
             });
-            connection(stream, service, &stop, peer).await;
+            https::connection(stream, service, &stop, peer).await;
         });
     }
     connections.close();
-    let _ = tokio::time::timeout(DRAIN_TIMEOUT + Duration::from_secs(1), connections.wait()).await;
+    let _ = tokio::time::timeout(https::DRAIN + Duration::from_secs(1), connections.wait()).await;
 }
 
 impl ApiServer {
@@ -189,31 +151,5 @@ impl ApiServer {
             async move { server.handle(request, user).await }
         };
         serve(listener, acceptor, stop, handler).await;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
-
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn a_request_that_never_ends_is_cut_off() {
-        for begun in ["GET /healthz HTT", "GET /healthz HTTP/1.1\r\nhost: a\r\nx-endless: "] {
-            let (mut client, server) = tokio::io::duplex(1 << 16);
-            let service = service_fn(|_: http::Request<Incoming>| async {
-                Ok::<_, std::convert::Infallible>(http::Response::new(Body::from("ok")))
-            });
-            let stop = CancellationToken::new();
-            let peer = SocketAddr::from(([127, 0, 0, 1], 1));
-            let served = tokio::spawn(async move { connection(server, service, &stop, peer).await });
-            client.write_all(begun.as_bytes()).await.unwrap();
-            let mut answer = Vec::new();
-            client.read_to_end(&mut answer).await.unwrap();
-            served.await.unwrap();
-            assert!(!String::from_utf8_lossy(&answer).contains("200"), "{begun}");
-        }
     }
 }

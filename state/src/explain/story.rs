@@ -161,6 +161,7 @@ impl Story {
             no_vm: new.no_vm,
             no_vmi: new.no_vmi,
             no_pod: new.no_pod,
+            fenced: new.fenced,
             began: new.began,
             steps: vec![],
             stopping: new.stopping,
@@ -307,7 +308,14 @@ impl Story {
         }
         let alone = new.vmi.as_ref().is_some_and(|v| v.deleting.is_none()) && pod.ended.is_none();
         if pod.deleting && !was(&|o| o.deleting) && alone {
-            self.push(at, Actor::User(None), "deleted the launcher pod".into(), true);
+            match &new.fenced {
+                // Whoever tainted the node did it, by way of the collector.
+                Some(node) => {
+                    let text = format!("deleted the launcher pod, because node {node} is tainted out-of-service");
+                    self.push(at, Actor::ApiServer, text, true);
+                }
+                None => self.push(at, Actor::User(None), "deleted the launcher pod".into(), true),
+            }
         }
     }
 
@@ -418,7 +426,7 @@ impl Story {
                 | Wait::Finalizers { .. }
                 | Wait::Instance
                 | Wait::Pod
-                | Wait::Placement
+                | Wait::Placement(_)
                 | Wait::Preparation { .. }
                 | Wait::Acceptance(_)
                 | Wait::Session(_)
@@ -436,7 +444,10 @@ impl Story {
             if let (Wait::MissingClaim { claim, .. }, Some(_)) = (w, &new.vmi) {
                 self.tell(at, Actor::ApiServer, format!("has PersistentVolumeClaim {claim} now"));
             }
-            if let (Wait::Unreachable { .. }, Some(node)) = (w, new.vmi.as_ref().and_then(|v| v.node.clone())) {
+            // Of an instance that is over by now nobody waits for an answer.
+            let asked =
+                new.vmi.as_ref().filter(|v| !v.phase.is_final() && old.vmi.as_ref().is_some_and(|o| o.uid == v.uid));
+            if let (Wait::Unreachable { .. }, Some(node)) = (w, asked.and_then(|v| v.node.clone())) {
                 self.tell(at, Actor::Agent(node), "answers again");
             }
         }

@@ -179,6 +179,13 @@ fn no_node_fits() {
 }
 
 #[test]
+fn nobody_is_there_who_could_place_it() {
+    let w = stuck(vm("Always"), json!({"spec": {"schedulerName": "mine"}}));
+    cause(&w, "Scheduling", &[], "where a scheduler of the name mine runs", false);
+    assert!(explain(&w).summary.contains("waits for scheduler mine to place"), "{}", explain(&w).summary);
+}
+
+#[test]
 fn an_image_cannot_be_had() {
     for (reason, message) in [
         ("ErrImagePull", "failed to pull image \"registry.example/none:1\": manifest unknown"),
@@ -330,14 +337,14 @@ fn the_guest_or_its_hypervisor_ends_badly() {
         w.end_with(&pod, how, message);
         w.settle(10_000);
         assert_eq!(w.phase(), "Failed");
-        cause(&w, "GuestNotRunning", &[how.name(), message], "start", false);
+        cause(&w, "GuestNotRunning", &[how.name(), message], "kubectl delete vmi web", false);
         let said = format!("Stopped: {}", explain(&w).waits[0].message);
         assert!(w.said.iter().any(|s| s.ends_with(&said)), "{said}: {:#?}", w.said);
         told(&w, who, words);
         // What is known of it outlives the controller.
         w.restart();
         w.settle(5_000);
-        cause(&w, "GuestNotRunning", &[how.name(), message], "start", false);
+        cause(&w, "GuestNotRunning", &[how.name(), message], "kubectl delete vmi web", false);
     }
     // A launcher that was killed tells nothing, and that is what is said.
     let mut w = running("Once");
@@ -347,15 +354,16 @@ fn the_guest_or_its_hypervisor_ends_badly() {
             {"name": "compute", "state": {"terminated": {"exitCode": 137, "reason": "Error"}}}]}}),
     );
     w.settle(10_000);
-    cause(&w, "GuestNotRunning", &["OutcomeUnknown", "exit code 137"], "start", false);
+    cause(&w, "GuestNotRunning", &["OutcomeUnknown", "exit code 137"], "kubectl delete vmi web", false);
     // One that powered itself off is no problem, and nobody pressed a button while its hypervisor went down.
     let mut w = running("Once");
     let pod = pod_of(&w);
     w.say(&pod, |l| l.state = Some(DomainState::ShuttingDown));
     w.settle(1_000);
-    w.end(&pod, Cause::GuestShutdown);
+    w.end_with(&pod, Cause::GuestShutdown, "the guest powered itself off");
     w.settle(10_000);
     told(&w, "the guest", "powered itself off");
+    cause(&w, "GuestNotRunning", &["the guest powered itself off"], "kubectl delete vmi web", false);
     assert!(!lines(&explain(&w)).iter().any(|l| l.contains("power button")), "{:#?}", lines(&explain(&w)));
     assert_eq!(explain(&w).waits[0].kind, WaitKind::Person);
 }
@@ -366,7 +374,7 @@ fn a_damaged_image_keeps_the_guest_from_starting() {
     let pod = pod_of(&w);
     w.end_with(&pod, Cause::StartFailed, "disk root: the qcow2 image is damaged or truncated");
     w.settle(10_000);
-    cause(&w, "GuestNotRunning", &["StartFailed", "qcow2 image is damaged"], "start", false);
+    cause(&w, "GuestNotRunning", &["StartFailed", "qcow2 image is damaged"], "kubectl delete vmi web", false);
     told(&w, "agent of n1", "could not start the guest: disk root: the qcow2 image is damaged");
 }
 
@@ -412,6 +420,29 @@ fn the_node_is_gone_or_its_agent_is_silent() {
     fact(&mut w, true, Some(since));
     w.settle(65_000);
     cause(&w, "NodeUnreachable", &["the agent of node n1 does not answer"], "out-of-service", true);
+
+    // Whoever taints a node out-of-service has its pods removed; its agent says nothing before it is back.
+    let mut w = running("Always");
+    w.agent_up = false;
+    let since = Some(Timestamp(w.now));
+    fact(&mut w, false, since);
+    let lost = NodeFact {
+        node: "n1".into(),
+        ready: false,
+        session: None,
+        silent_since: since,
+        fenced: Some(crate::ResourceVersion(7)),
+        gone: false,
+    };
+    w.feed(Input::Configured(Fact::Node(lost)));
+    w.edit(Kind::Pod, json!({"metadata": {"deletionTimestamp": "1970-01-01T00:00:30Z"}}));
+    w.settle(5_000);
+    told(&w, "the API server", "deleted the launcher pod, because node n1 is tainted out-of-service");
+    let all = lines(&explain(&w));
+    assert!(
+        !all.iter().any(|l| l.contains("answers again") || l.starts_with("a user deleted the launcher")),
+        "{all:#?}"
+    );
 
     // One that never came: the guest is not started.
     let mut w = World::with(vm("Always"));

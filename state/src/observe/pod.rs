@@ -76,6 +76,9 @@ pub struct PodView {
     pub lacks: Option<String>,
     /// Bytes of memory that the launcher needs beside its guest's.
     pub memory_overhead: Option<String>,
+    /// Who is to place it, where that is not Kubernetes' own scheduler, and as long as it is not placed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scheduler: Option<Box<str>>,
 }
 
 impl PodView {
@@ -114,6 +117,7 @@ impl PodView {
 #[serde(rename_all = "camelCase", default)]
 struct RawPodSpec {
     node_name: Option<String>,
+    scheduler_name: Option<Box<str>>,
     containers: Vec<RawContainer>,
 }
 
@@ -210,6 +214,11 @@ impl Project for PodView {
             _ => c.ready,
         };
         Self {
+            scheduler: raw
+                .spec
+                .scheduler_name
+                .filter(|s| !["", "default-scheduler"].contains(&s.as_ref()))
+                .filter(|_| raw.spec.node_name.as_ref().is_none_or(String::is_empty)),
             lacks: st.container_statuses.iter().find(|c| !good(c)).map(|c| c.name.clone()),
             memory_overhead: raw.metadata.annotations.get(names::ANN_MEMORY_OVERHEAD).cloned(),
             meta: Meta::of(&raw.metadata),

@@ -23,6 +23,8 @@ pub struct Facts {
     pub pod: Option<PodFacts>,
     /// There is no pod of the instance any more, or there never was one, for certain.
     pub no_pod: bool,
+    /// Its node, where that is known to be out of service.
+    pub fenced: Option<NodeName>,
     /// The domain: state, why it is paused, accelerator.
     pub domain: Option<(DomainState, String, String)>,
     /// The guest agent answers.
@@ -150,6 +152,7 @@ impl Vm {
         });
         let verdict = self.vmi.get().and_then(|v| self.verdict(v));
         Facts {
+            fenced: self.node_fact().filter(|n| n.fenced.is_some()).map(|n| n.node.clone()),
             no_vm: self.vm.is_absent(),
             vm,
             no_vmi: self.vmi.is_absent(),

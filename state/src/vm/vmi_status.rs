@@ -338,6 +338,9 @@ impl Vm {
             {
                 return not("PodTerminating", "virt-launcher pod is terminating");
             }
+            Phase::Succeeded if !next.message.is_empty() => {
+                return not("GuestNotRunning", format!("Guest VM is not reported as running: {}", next.message));
+            }
             Phase::Unset
             | Phase::Pending
             | Phase::Scheduling

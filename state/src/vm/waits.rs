@@ -42,8 +42,8 @@ pub enum Wait {
     Instance,
     /// The launcher pod is being created.
     Pod,
-    /// The scheduler has not looked at the pod yet.
-    Placement,
+    /// The scheduler has not looked at the pod yet. Which one, where it is not Kubernetes' own.
+    Placement(Option<Box<str>>),
     /// The node prepares the pod.
     Preparation {
         /// Node.
@@ -168,6 +168,8 @@ pub enum Wait {
     Ended {
         /// It ended badly.
         failed: bool,
+        /// A start is refused: it runs once for each instance.
+        once: bool,
         /// How.
         message: String,
     },
@@ -196,7 +198,7 @@ impl Wait {
         match self {
             Self::Instance => ("", "CreatingInstance"),
             Self::Pod => ("Ready", "PodNotExists"),
-            Self::Placement => ("", "Scheduling"),
+            Self::Placement(_) => ("", "Scheduling"),
             Self::Preparation { reason, .. } => ("", if reason.is_empty() { "PodInitializing" } else { reason }),
             Self::Acceptance(_) => ("", "Instructing"),
             Self::Session(_) => ("", "AgentNotConnected"),
@@ -229,7 +231,7 @@ impl Wait {
         match self {
             Self::Instance
             | Self::Pod
-            | Self::Placement
+            | Self::Placement(_)
             | Self::Preparation { .. }
             | Self::Acceptance(_)
             | Self::Session(_)
@@ -262,9 +264,10 @@ impl Wait {
     /// What has to come, as a noun.
     pub fn what(&self) -> String {
         match self {
+            Self::Placement(Some(scheduler)) => format!("scheduler {scheduler} to place its launcher pod"),
             Self::Instance => "its instance to be created".into(),
             Self::Pod => "its launcher pod to be created".into(),
-            Self::Placement | Self::Unschedulable { .. } => "a node for its launcher pod".into(),
+            Self::Placement(None) | Self::Unschedulable { .. } => "a node for its launcher pod".into(),
             Self::Preparation { node, .. } => format!("node {node} to prepare its launcher pod"),
             Self::Container { node, .. } => format!("node {node} to prepare its launcher pod, which it cannot"),
             Self::Acceptance(node) => format!("the agent of node {node} to take on the start"),
@@ -297,7 +300,7 @@ impl Wait {
         match self {
             Self::Instance
             | Self::Pod
-            | Self::Placement
+            | Self::Placement(_)
             | Self::Acceptance(_)
             | Self::Session(_)
             | Self::Hypervisor(_)
@@ -337,11 +340,14 @@ impl Wait {
         match self {
             Self::Instance
             | Self::Pod
-            | Self::Placement
+            | Self::Placement(None)
             | Self::Preparation { .. }
             | Self::Acceptance(_)
             | Self::Hypervisor(_)
             | Self::InstanceRemoval => "nothing has to be done".into(),
+            Self::Placement(Some(scheduler)) => {
+                format!("comes by itself where a scheduler of the name {scheduler} runs; else take spec.schedulerName out, or run it")
+            }
             Self::Session(node) => format!("comes by itself; if not, see why the node agent of {node} does not run"),
             Self::Readiness { .. } => {
                 "comes by itself once the readiness probe of the machine, if it has one, succeeds".into()
@@ -394,7 +400,8 @@ impl Wait {
             Self::Paused { .. } => format!("'virtfold unpause {name}'"),
             Self::RestartRequired(_) => format!("'virtfold restart {name}'"),
             Self::Off(_) => format!("'virtfold start {name}'"),
-            Self::Ended { .. } => format!("'virtfold start {name}'; of run strategy Once: 'kubectl delete vmi {name}', then it runs once more"),
+            Self::Ended { once: true, .. } => format!("'kubectl delete vmi {name}': then it runs once more"),
+            Self::Ended { .. } => format!("'virtfold start {name}'"),
         }
     }
 
@@ -405,7 +412,7 @@ impl Wait {
             Self::CrashLoop { until, .. } => *until,
             Self::Instance
             | Self::Pod
-            | Self::Placement
+            | Self::Placement(_)
             | Self::Preparation { .. }
             | Self::Acceptance(_)
             | Self::Session(_)
@@ -634,7 +641,8 @@ impl Vm {
                 } else if let Some(message) = ending(vmi)
                     && !self.goes_on(vmi)
                 {
-                    w.push(Wait::Ended { failed: phase == Phase::Failed, message });
+                    let once = self.vm.get().is_some_and(|v| v.strategy == Strategy::Once);
+                    w.push(Wait::Ended { failed: phase == Phase::Failed, once, message });
                 }
             }
             Phase::Unknown => {}
@@ -667,7 +675,7 @@ impl Vm {
         if let Some((reason, message)) = &p.image_error {
             return Wait::Image { reason: reason.clone(), message: message.clone() };
         }
-        let Some(node) = p.node.clone() else { return Wait::Placement };
+        let Some(node) = p.node.clone() else { return Wait::Placement(p.scheduler.clone()) };
         if let Some((reason, message)) = self.unreachable() {
             return Wait::Unreachable { reason, message, running: false };
         }

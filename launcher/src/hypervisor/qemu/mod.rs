@@ -12,7 +12,7 @@ pub(crate) mod qmp;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -115,11 +115,10 @@ impl Qemu {
             Err(problem) => {
                 let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
                 let said = log.await.unwrap_or_default();
-                let said = said.trim();
-                return Err(StartError(if said.is_empty() {
-                    format!("qemu did not start: {problem}")
-                } else {
-                    format!("qemu did not start: {said}")
+                return Err(StartError(match (in_use(&said, &machine, &images), said.trim()) {
+                    (Some(disk), _) => disk,
+                    (None, "") => format!("qemu did not start: {problem}"),
+                    (None, said) => format!("qemu did not start: {said}"),
                 }));
             }
         };
@@ -157,6 +156,15 @@ impl Driver for Qemu {
     fn start(&self, machine: Machine, fds: BTreeMap<String, OwnedFd>) -> BoxFuture<'_, Result<Started, StartError>> {
         Box::pin(self.boot(machine, fds))
     }
+}
+
+/// QEMU takes a lock on each image: which disk's it was, where somebody else holds it.
+fn in_use(said: &str, machine: &Machine, images: &[Option<args::Image>]) -> Option<String> {
+    let (_, rest) = said.split_once("Failed to get").filter(|(_, rest)| rest.contains("lock"))?;
+    let path = rest.split_once('[').and_then(|(_, p)| p.split_once(']')).map_or("", |(p, _)| p);
+    let disk = machine.disks.iter().zip(images).find(|(_, i)| i.as_ref().is_some_and(|i| i.path == Path::new(path)));
+    let of = disk.map_or_else(|| format!("an image ({path})"), |(d, _)| format!("the image of disk {}", d.name));
+    Some(format!("{of} is in use by another process: as a rule another machine runs on the same volume"))
 }
 
 /// Opens the conversation and asks what the wished machine type came out as.
