@@ -14,8 +14,8 @@ use kube::{Api, Client, Resource, api::ListParams, core::ApiResource, runtime::w
 use serde::{Deserialize, Deserializer};
 use state::{
     Key, NodeName, ResourceVersion, Uid,
-    object::{Kind, ObjectRef, Pattern, Versioned},
-    observe::{NodeView, Object, Project},
+    object::{Kind, ObjectRef, Pattern},
+    observe::{Meta, NodeView, Object, Project},
     set::{self, SetView},
     vm::Sight,
 };
@@ -32,14 +32,39 @@ use tokio::{
     time::Instant,
 };
 
-/// A projection, and what kube's watcher needs to know of the object.
+/// What is kept of an object.
+#[derive(Debug)]
+pub struct Kept<P> {
+    /// Name of the controlling owner, which is the cell of a pod.
+    pub owner: Option<Box<str>>,
+    /// What the machines keep.
+    pub view: Arc<P>,
+}
+
+impl<P> Clone for Kept<P> {
+    fn clone(&self) -> Self {
+        Self { owner: self.owner.clone(), view: self.view.clone() }
+    }
+}
+
+impl<P: Watched> Kept<P> {
+    /// Namespace and name.
+    pub fn key(&self) -> Key {
+        let m = self.view.meta();
+        Key::new(m.namespace.clone(), m.name.clone())
+    }
+
+    fn reference(&self) -> ObjectRef {
+        let Key { namespace, name } = self.key();
+        ObjectRef { kind: P::KIND, namespace, name, uid: self.view.uid().clone() }
+    }
+}
+
+/// An object as a watch brings it: with what kube's watcher needs to know of it.
 #[derive(Debug, Clone)]
 pub struct Seen<P> {
     meta: kube::api::ObjectMeta,
-    /// Name of the controlling owner, which is the cell of a pod.
-    pub owner: Option<String>,
-    /// What the machines keep.
-    pub view: Arc<P>,
+    kept: Kept<P>,
 }
 
 impl<'de, P: Project> Deserialize<'de> for Seen<P> {
@@ -47,7 +72,7 @@ impl<'de, P: Project> Deserialize<'de> for Seen<P> {
         // In one go, so that nothing of what nobody keeps is ever in memory.
         let raw = P::Raw::deserialize(d)?;
         let m = P::metadata(&raw);
-        let owner = m.owner_references.iter().find(|o| o.controller).map(|o| o.name.clone());
+        let owner = m.owner_references.iter().find(|o| o.controller).map(|o| o.name.as_str().into());
         let meta = kube::api::ObjectMeta {
             name: Some(m.name.clone()),
             namespace: Some(m.namespace.clone()).filter(|n| !n.is_empty()),
@@ -55,14 +80,7 @@ impl<'de, P: Project> Deserialize<'de> for Seen<P> {
             resource_version: Some(m.resource_version.clone()),
             ..Default::default()
         };
-        Ok(Self { meta, owner, view: Arc::new(P::project(raw)) })
-    }
-}
-
-impl<P> Seen<P> {
-    /// Namespace and name.
-    pub fn key(&self) -> Key {
-        Key::new(self.meta.namespace.clone().unwrap_or_default(), self.meta.name.clone().unwrap_or_default())
+        Ok(Self { meta, kept: Kept { owner, view: Arc::new(P::project(raw)) } })
     }
 }
 
@@ -109,65 +127,66 @@ pub enum Entry {
 pub trait Watched: Project + Clone + std::fmt::Debug + Send + Sync + 'static {
     /// The kind.
     const KIND: Kind;
+    /// Its metadata.
+    fn meta(&self) -> &Meta;
     /// What a subscriber hears when the object is there.
-    fn present(seen: &Seen<Self>) -> Entry;
+    fn present(kept: &Kept<Self>) -> Entry;
     /// What it hears when it was deleted (`true`), or is missing in a new list.
-    fn absent(seen: &Seen<Self>, deleted: bool) -> Entry;
-}
-
-fn reference(kind: Kind, m: &kube::api::ObjectMeta) -> ObjectRef {
-    ObjectRef {
-        kind,
-        namespace: m.namespace.clone().unwrap_or_default(),
-        name: m.name.clone().unwrap_or_default(),
-        uid: m.uid.clone().unwrap_or_default().into(),
-    }
+    fn absent(kept: &Kept<Self>, deleted: bool) -> Entry;
 }
 
 macro_rules! watched {
     ($($view:ident $kind:ident $object:ident $cell:expr;)*) => { $(
         impl Watched for state::observe::$view {
             const KIND: Kind = Kind::$kind;
-            fn present(seen: &Seen<Self>) -> Entry {
-                let cell: fn(&Seen<Self>) -> String = $cell;
-                let key = Key::new(seen.meta.namespace.clone().unwrap_or_default(), cell(seen));
-                Entry::Vm(key, Sight::Present(Object::$object(seen.view.clone())))
+            fn meta(&self) -> &Meta {
+                &self.meta
             }
-            fn absent(seen: &Seen<Self>, deleted: bool) -> Entry {
-                let cell: fn(&Seen<Self>) -> String = $cell;
-                let key = Key::new(seen.meta.namespace.clone().unwrap_or_default(), cell(seen));
-                let r = reference(Kind::$kind, &seen.meta);
-                Entry::Vm(key, if deleted { Sight::Gone(r) } else { Sight::Vanished(r) })
+            fn present(kept: &Kept<Self>) -> Entry {
+                let cell: fn(&Kept<Self>) -> Key = $cell;
+                Entry::Vm(cell(kept), Sight::Present(Object::$object(kept.view.clone())))
+            }
+            fn absent(kept: &Kept<Self>, deleted: bool) -> Entry {
+                let cell: fn(&Kept<Self>) -> Key = $cell;
+                let r = kept.reference();
+                Entry::Vm(cell(kept), if deleted { Sight::Gone(r) } else { Sight::Vanished(r) })
             }
         }
     )* };
 }
 watched! {
-    VmView VirtualMachine Vm |s| s.meta.name.clone().unwrap_or_default();
-    VmiView VirtualMachineInstance Vmi |s| s.meta.name.clone().unwrap_or_default();
-    PodView Pod Pod |s| s.owner.clone().unwrap_or_default();
+    VmView VirtualMachine Vm Kept::key;
+    VmiView VirtualMachineInstance Vmi Kept::key;
+    PodView Pod Pod |k| Key { name: k.owner.as_deref().unwrap_or_default().into(), ..k.key() };
     // The driver turns the claim's name into the cells that asked for it.
-    ClaimView PersistentVolumeClaim Claim |s| s.meta.name.clone().unwrap_or_default();
+    ClaimView PersistentVolumeClaim Claim Kept::key;
 }
 
 impl Watched for SetView {
     const KIND: Kind = Kind::VirtualMachineInstanceReplicaSet;
-    fn present(seen: &Seen<Self>) -> Entry {
-        Entry::Set(seen.key(), set::Sight::Set(Box::new(seen.view.as_ref().clone())))
+    fn meta(&self) -> &Meta {
+        &self.meta
     }
-    fn absent(seen: &Seen<Self>, deleted: bool) -> Entry {
-        let r = reference(Self::KIND, &seen.meta);
-        Entry::Set(seen.key(), if deleted { set::Sight::Gone(r) } else { set::Sight::Vanished(r) })
+    fn present(kept: &Kept<Self>) -> Entry {
+        Entry::Set(kept.key(), set::Sight::Set(Box::new(kept.view.as_ref().clone())))
+    }
+    fn absent(kept: &Kept<Self>, deleted: bool) -> Entry {
+        let r = kept.reference();
+        Entry::Set(kept.key(), if deleted { set::Sight::Gone(r) } else { set::Sight::Vanished(r) })
     }
 }
 
 impl Watched for NodeView {
     const KIND: Kind = Kind::Node;
-    fn present(seen: &Seen<Self>) -> Entry {
-        Entry::Node(Box::new(seen.view.as_ref().clone()))
+    fn meta(&self) -> &Meta {
+        &self.meta
     }
-    fn absent(seen: &Seen<Self>, deleted: bool) -> Entry {
-        Entry::NodeGone(seen.meta.name.clone().unwrap_or_default().into(), seen.view.uid().clone(), deleted)
+    fn present(kept: &Kept<Self>) -> Entry {
+        Entry::Node(Box::new(kept.view.as_ref().clone()))
+    }
+    fn absent(kept: &Kept<Self>, deleted: bool) -> Entry {
+        let m = &kept.view.meta;
+        Entry::NodeGone(m.name.as_str().into(), m.uid.clone(), deleted)
     }
 }
 
@@ -250,9 +269,9 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 struct Cache<P> {
-    objects: BTreeMap<Uid, Arc<Seen<P>>>,
+    objects: BTreeMap<Uid, Kept<P>>,
     /// Known by somebody's own write, and not by the watch yet.
-    noted: BTreeMap<Uid, Arc<Seen<P>>>,
+    noted: BTreeMap<Uid, Kept<P>>,
     subscribers: Vec<Arc<Queue>>,
 }
 
@@ -307,7 +326,7 @@ impl<P: Watched> Hub<P> {
         let hub = Self { cache: cache.clone(), synced, went_back };
         tokio::spawn(async move {
             let mut events = events.boxed();
-            let mut listed: BTreeMap<Uid, Arc<Seen<P>>> = BTreeMap::new();
+            let mut listed: BTreeMap<Uid, Kept<P>> = BTreeMap::new();
             let mut seen = ResourceVersion(0);
             while let Some(event) = events.next().await {
                 let doubtful = matches!(event, Err(_) | Ok(watcher::Event::InitDone)) && *ready.borrow();
@@ -321,11 +340,11 @@ impl<P: Watched> Hub<P> {
                     seen = seen.max(rv.map_or(seen, ResourceVersion));
                 }
                 match event {
-                    Ok(watcher::Event::Apply(o)) => lock(&cache).apply(Arc::new(o)),
-                    Ok(watcher::Event::Delete(o)) => lock(&cache).remove(&o),
+                    Ok(watcher::Event::Apply(o)) => lock(&cache).apply(o.kept),
+                    Ok(watcher::Event::Delete(o)) => lock(&cache).remove(&o.kept),
                     Ok(watcher::Event::Init) => listed.clear(),
                     Ok(watcher::Event::InitApply(o)) => {
-                        listed.insert(o.view.uid().clone(), Arc::new(o));
+                        listed.insert(o.kept.view.uid().clone(), o.kept);
                     }
                     Ok(watcher::Event::InitDone) => {
                         lock(&cache).replace(std::mem::take(&mut listed));
@@ -365,13 +384,13 @@ impl<P: Watched> Hub<P> {
     }
 
     /// All objects.
-    pub fn all(&self) -> Vec<Arc<Seen<P>>> {
+    pub fn all(&self) -> Vec<Kept<P>> {
         lock(&self.cache).objects.values().cloned().collect()
     }
 
     /// All objects of a namespace.
-    pub fn of_namespace(&self, namespace: &str) -> Vec<Arc<Seen<P>>> {
-        let of = |o: &&Arc<Seen<P>>| o.meta.namespace.as_deref().unwrap_or_default() == namespace;
+    pub fn of_namespace(&self, namespace: &str) -> Vec<Kept<P>> {
+        let of = |o: &&Kept<P>| o.view.meta().namespace == namespace;
         lock(&self.cache).objects.values().filter(of).cloned().collect()
     }
 
@@ -382,22 +401,13 @@ impl<P: Watched> Hub<P> {
         if cache.objects.contains_key(&r.uid) {
             return;
         }
-        let meta = kube::api::ObjectMeta {
-            name: Some(r.name.clone()),
-            namespace: Some(r.namespace.clone()).filter(|n| !n.is_empty()),
-            uid: Some(r.uid.0.clone()),
-            resource_version: Some(view.rv().to_string()),
-            ..Default::default()
-        };
-        let seen = Seen { meta, owner: owner.map(str::to_owned), view: view.clone() };
-        cache.noted.insert(r.uid.clone(), Arc::new(seen));
+        let kept = Kept { owner: owner.map(Into::into), view: view.clone() };
+        cache.noted.insert(r.uid.clone(), kept);
     }
 
     /// An object by namespace and name.
-    pub fn find(&self, namespace: &str, name: &str) -> Option<Arc<Seen<P>>> {
-        let of = |o: &&Arc<Seen<P>>| {
-            o.meta.name.as_deref() == Some(name) && o.meta.namespace.as_deref().unwrap_or_default() == namespace
-        };
+    pub fn find(&self, namespace: &str, name: &str) -> Option<Kept<P>> {
+        let of = |o: &&Kept<P>| o.view.meta().name == name && o.view.meta().namespace == namespace;
         lock(&self.cache).objects.values().find(of).cloned()
     }
 }
@@ -409,7 +419,7 @@ impl<P: Watched> Cache<P> {
         }
     }
 
-    fn apply(&mut self, o: Arc<Seen<P>>) {
+    fn apply(&mut self, o: Kept<P>) {
         let uid = o.view.uid().clone();
         // A restarted watch may be behind.
         if self.objects.get(&uid).is_some_and(|k| k.view.rv() >= o.view.rv()) {
@@ -420,14 +430,14 @@ impl<P: Watched> Cache<P> {
         self.objects.insert(uid, o);
     }
 
-    fn remove(&mut self, o: &Seen<P>) {
+    fn remove(&mut self, o: &Kept<P>) {
         let uid = o.view.uid().clone();
         self.tell(&uid, &P::absent(o, true));
         self.noted.remove(&uid);
         self.objects.remove(&uid);
     }
 
-    fn replace(&mut self, listed: BTreeMap<Uid, Arc<Seen<P>>>) {
+    fn replace(&mut self, listed: BTreeMap<Uid, Kept<P>>) {
         let known = self.objects.keys().chain(self.noted.keys());
         let vanished: Vec<_> = known.filter(|uid| !listed.contains_key(*uid)).cloned().collect();
         let mut noted = std::mem::take(&mut self.noted);
@@ -506,8 +516,7 @@ mod tests {
         assert_eq!(drain(&late).await, ["3@11"]);
         // What a write returned, and what the watch never showed: a list without it tells, too.
         let written = vmi("c", "4", 12);
-        let r = reference(Kind::VirtualMachineInstance, &written.meta);
-        hub.note(&written.view, &r, None);
+        hub.note(&written.kept.view, &written.kept.reference(), None);
         for e in [Init, InitApply(vmi("a", "3", 11)), InitDone] {
             tx.send(Ok(e)).unwrap();
         }

@@ -168,6 +168,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_folder_of_somebody_else_is_not_taken_over() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(!is_strange(folder.path()) && !is_strange(&folder.path().join("none")));
+        std::fs::create_dir(folder.path().join("lost+found")).unwrap();
+        assert!(!is_strange(folder.path()), "an empty file system");
+        std::fs::write(folder.path().join("letter"), "dear").unwrap();
+        assert!(is_strange(folder.path()));
+        std::fs::create_dir(folder.path().join("nodes")).unwrap();
+        assert!(!is_strange(folder.path()) && is_data_folder(folder.path()));
+    }
+
+    #[test]
     fn names_derive_from_the_canonical_folder() {
         let folder = tempfile::tempdir().unwrap();
         let link = folder.path().join("link");
