@@ -1,9 +1,128 @@
 //! Conditions in a status, foreign ones included.
 
 use crate::Timestamp;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
-use std::{borrow::Cow, collections::BTreeMap};
+use std::{borrow::Cow, collections::BTreeMap, fmt, ops::Deref};
+
+/// What the conditions of nearly all machines say, sorted: it is kept once, not with each of them.
+const SAID: &[&str] = &[
+    "",
+];
+
+/// A word or a sentence of a condition.
+#[derive(Clone)]
+pub struct Word(Kept);
+
+#[derive(Clone)]
+enum Kept {
+    Once(&'static str),
+    Own(Box<str>),
+}
+
+impl Word {
+    fn once(text: &str) -> Option<Self> {
+        SAID.binary_search(&text).ok().and_then(|at| SAID.get(at)).map(|known| Self(Kept::Once(known)))
+    }
+}
+
+impl Deref for Word {
+    type Target = str;
+    fn deref(&self) -> &str {
+        match &self.0 {
+            Kept::Once(text) => text,
+            Kept::Own(text) => text,
+        }
+    }
+}
+
+impl Default for Word {
+    fn default() -> Self {
+        Self(Kept::Once(""))
+    }
+}
+
+impl From<&str> for Word {
+    fn from(text: &str) -> Self {
+        Self::once(text).unwrap_or_else(|| Self(Kept::Own(text.into())))
+    }
+}
+
+impl From<String> for Word {
+    fn from(text: String) -> Self {
+        Self::once(&text).unwrap_or_else(|| Self(Kept::Own(text.into())))
+    }
+}
+
+impl From<Cow<'_, str>> for Word {
+    fn from(text: Cow<'_, str>) -> Self {
+        Self::once(&text).unwrap_or_else(|| Self(Kept::Own(text.into())))
+    }
+}
+
+impl PartialEq for Word {
+    fn eq(&self, other: &Self) -> bool {
+        match (&self.0, &other.0) {
+            (Kept::Once(a), Kept::Once(b)) => std::ptr::eq(*a, *b),
+            (Kept::Once(_), Kept::Own(_)) | (Kept::Own(_), Kept::Once(_)) => false,
+            (Kept::Own(a), Kept::Own(b)) => a == b,
+        }
+    }
+}
+
+impl Eq for Word {}
+
+impl PartialEq<str> for Word {
+    fn eq(&self, other: &str) -> bool {
+        **self == *other
+    }
+}
+
+impl PartialEq<&str> for Word {
+    fn eq(&self, other: &&str) -> bool {
+        **self == **other
+    }
+}
+
+impl PartialEq<Cow<'_, str>> for Word {
+    fn eq(&self, other: &Cow<'_, str>) -> bool {
+        **self == **other
+    }
+}
+
+impl fmt::Debug for Word {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&**self, f)
+    }
+}
+
+impl fmt::Display for Word {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self)
+    }
+}
+
+impl Serialize for Word {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Word {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        struct Text;
+        impl serde::de::Visitor<'_> for Text {
+            type Value = Word;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a text")
+            }
+            fn visit_str<E>(self, text: &str) -> Result<Word, E> {
+                Ok(text.into())
+            }
+        }
+        d.deserialize_str(Text)
+    }
+}
 
 /// A condition. Fields that nobody here knows are kept.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -11,15 +130,15 @@ use std::{borrow::Cow, collections::BTreeMap};
 pub struct Cond {
     /// Type.
     #[serde(rename = "type")]
-    pub kind: String,
+    pub kind: Word,
     /// `True`, `False` or `Unknown`.
-    pub status: String,
+    pub status: Word,
     /// CamelCase reason.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub reason: String,
+    #[serde(skip_serializing_if = "is_empty")]
+    pub reason: Word,
     /// For people.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub message: String,
+    #[serde(skip_serializing_if = "is_empty")]
+    pub message: Word,
     /// RFC 3339.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_transition_time: Option<String>,
@@ -28,9 +147,13 @@ pub struct Cond {
     pub extra: BTreeMap<String, Value>,
 }
 
+fn is_empty(word: &Word) -> bool {
+    word.is_empty()
+}
+
 impl Cond {
     /// A condition that begins now, once it is put into a list.
-    pub fn new(kind: &str, status: bool, reason: &str, message: impl Into<String>) -> Self {
+    pub fn new(kind: &str, status: bool, reason: &str, message: impl Into<Word>) -> Self {
         Self {
             kind: kind.into(),
             status: if status { "True" } else { "False" }.into(),

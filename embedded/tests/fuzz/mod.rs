@@ -1,5 +1,6 @@
 //! The patches and server-side apply under what nobody would send: the cases of `fuzz/corpus/`, and what comes of them by changing them
 //! at random. `FUZZ_ROUNDS` says how many changes of each; what fails is printed, and becomes a file of the corpus.
+//! `fuzz/` asks the same with the coverage as its guide.
 
 mod changes;
 mod targets;

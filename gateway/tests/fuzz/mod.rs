@@ -1,5 +1,5 @@
 //! Admission and the websocket bridge under what nobody would send. Begins with `fuzz/corpus/`, changes it at random; a failure is made
-//! small and kept in `proptest-regressions/`. `PROPTEST_CASES` says for how long.
+//! small and kept in `proptest-regressions/`. `PROPTEST_CASES` says for how long. `fuzz/` asks the same with the coverage as its guide.
 
 mod targets;
 

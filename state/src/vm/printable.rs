@@ -189,7 +189,7 @@ impl Vm {
     pub(super) fn printable_facts(&self, vm: &VmView, s: &VmStatus) -> Facts {
         let own = self.own_vmi();
         let said = |kind| own.and_then(|v| condition::find(&v.status.conditions, kind));
-        let no = |kind| said(kind).filter(|c| c.status == "False").map_or("", |c| c.reason.as_str());
+        let no = |kind| said(kind).filter(|c| c.status == "False").map_or("", |c| &*c.reason);
         let failures = s.start_failure.as_ref().map_or(0, |f| f.consecutive_fail_count);
         Facts {
             deleting: vm.meta.deleting.is_some(),

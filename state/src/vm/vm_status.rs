@@ -171,11 +171,11 @@ impl Vm {
             Drift::Unknown => {}
         }
         let mirrored: &[Cond] = own.map_or(&[], |v| &v.status.conditions);
-        let stays = |c: &Cond| OWN.contains(&c.kind.as_str()) || condition::find(mirrored, &c.kind).is_some();
+        let stays = |c: &Cond| OWN.contains(&&*c.kind) || condition::find(mirrored, &c.kind).is_some();
         if !s.conditions.iter().all(stays) {
             s.to_mut().conditions.retain(stays);
         }
-        for c in mirrored.iter().filter(|c| !OWN.contains(&c.kind.as_str())) {
+        for c in mirrored.iter().filter(|c| !OWN.contains(&&*c.kind)) {
             self.mirror(s, c);
         }
     }

@@ -145,7 +145,7 @@ impl Vm {
             let said = |s: &VmiStatus| condition::find(&s.conditions, kind).map(|c| c.message.clone());
             // How it ended is told with its phase.
             if !matches!(wait, Wait::Ended { .. })
-                && said(want) == Some(wait.message())
+                && said(want) == Some(wait.message().into())
                 && said(&vmi.status) != said(want)
             {
                 self.note(self.vmi_ref(), true, reason, &wait.message(), out);
@@ -359,7 +359,7 @@ impl Vm {
         }
         match &pod.ready {
             None => not("PodConditionMissing", "virt-launcher pod is missing the Ready condition"),
-            Some(c) => Said::new("Ready", c.is_true(), &c.reason, &c.message).since(c.last_transition_time.as_deref()),
+            Some(c) => Said::new("Ready", c.is_true(), &*c.reason, &*c.message).since(c.last_transition_time.as_deref()),
         }
     }
 }

@@ -523,7 +523,7 @@ impl Vm {
                 if let Some(c) = vm.and_then(|v| condition::find(&v.status.conditions, "RestartRequired"))
                     && c.is_true()
                 {
-                    w.push(Wait::RestartRequired(c.message.clone()));
+                    w.push(Wait::RestartRequired(c.message.to_string()));
                 }
             }
             (None, Some(vm)) if vm.meta.deleting.is_none() => match self.wish(vm) {
@@ -592,7 +592,7 @@ impl Vm {
             Some(words) => words,
             None => {
                 let kept = condition::find(&vm.status.conditions, "Failure").filter(|c| c.reason == "CrashLoopBackOff");
-                kept.map_or(String::new(), |c| c.message.clone())
+                kept.map_or(String::new(), |c| c.message.to_string())
             }
         };
         Some(Wait::CrashLoop {
@@ -667,8 +667,8 @@ impl Vm {
         if let Some(c) = &p.unscheduled {
             let unbound = vmi.claims.iter().filter(|c| matches!(self.claims.get(*c), Some(Some(v)) if !v.bound));
             return Wait::Unschedulable {
-                reason: if c.reason.is_empty() { "Unschedulable".into() } else { c.reason.clone() },
-                message: c.message.clone(),
+                reason: if c.reason.is_empty() { "Unschedulable".into() } else { c.reason.to_string() },
+                message: c.message.to_string(),
                 unbound: unbound.cloned().collect(),
             };
         }
@@ -717,7 +717,7 @@ impl Vm {
             return Some(Wait::Paused { reason: reason.into() });
         }
         let c = pod?.ready.as_ref().filter(|c| !c.is_true())?;
-        Some(Wait::Readiness { reason: c.reason.clone(), message: c.message.clone() })
+        Some(Wait::Readiness { reason: c.reason.to_string(), message: c.message.to_string() })
     }
 
     fn pod_removal(&self, pod: &PodView) -> Wait {
@@ -746,7 +746,7 @@ pub(super) fn ending(vmi: &VmiView) -> Option<String> {
     if !vmi.phase.is_final() {
         return None;
     }
-    let told = condition::find(&vmi.status.conditions, "Ready").map(|c| c.message.clone()).filter(|m| !m.is_empty());
+    let told = condition::find(&vmi.status.conditions, "Ready").map(|c| c.message.to_string()).filter(|m| !m.is_empty());
     told.or_else(|| Some(failure_words(vmi.status.reason.as_deref().unwrap_or("OutcomeUnknown"), "")))
 }
 

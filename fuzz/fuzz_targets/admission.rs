@@ -1,0 +1,6 @@
+//! Admission.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| fuzz::gate::admission(bytes));
+
+libfuzzer_sys::fuzz_mutator!(|bytes: &mut [u8], size: usize, max: usize, seed: u32| { fuzz::mutate(bytes, size, max, seed) });

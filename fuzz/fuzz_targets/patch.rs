@@ -1,0 +1,6 @@
+//! JSON patch, merge patch and strategic merge patch.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| fuzz::server::patch(bytes));
+
+libfuzzer_sys::fuzz_mutator!(|bytes: &mut [u8], size: usize, max: usize, seed: u32| { fuzz::mutate(bytes, size, max, seed) });
