@@ -8,6 +8,30 @@ use std::{borrow::Cow, collections::BTreeMap, fmt, ops::Deref};
 /// What the conditions of nearly all machines say, sorted: it is kept once, not with each of them.
 const SAID: &[&str] = &[
     "",
+    "AgentConnected",
+    "Failure",
+    "False",
+    "Guest VM is not reported as running",
+    "GuestNotRunning",
+    "LiveMigratable",
+    "NoAcceleration",
+    "NodeUnreachable",
+    "NotMigratable",
+    "Paused",
+    "PausedByUser",
+    "PodNotExists",
+    "PodScheduled",
+    "Ready",
+    "RestartRequired",
+    "SoftwareEmulation",
+    "StorageLiveMigratable",
+    "Synchronized",
+    "True",
+    "Unknown",
+    "VMI does not exist",
+    "VMINotExists",
+    "the node has no virtualisation that works, so the guest's processors are emulated, which is slow",
+    "this version of virtfold does not migrate running machines",
 ];
 
 /// A word or a sentence of a condition.
@@ -242,4 +266,39 @@ pub fn set(conds: &mut Vec<Cond>, mut new: Cond, now: Timestamp) {
 /// Takes a condition out.
 pub fn remove(conds: &mut Vec<Cond>, kind: &str) {
     conds.retain(|c| c.kind != kind);
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::{object::Kind, vm::model};
+
+    #[test]
+    fn what_the_conditions_of_a_running_machine_say_is_kept_once() {
+        assert!(SAID.is_sorted(), "{SAID:?}");
+        let mut w = model::World::with(model::vm("Always"));
+        w.settle(10_000);
+        let launcher = w.get(Kind::Pod).unwrap()["metadata"]["uid"].as_str().unwrap().to_owned();
+        w.say(&launcher, |l| l.guest.agent_connected = true);
+        w.settle(10_000);
+        for kind in [Kind::VirtualMachine, Kind::VirtualMachineInstance] {
+            let conditions: Vec<Cond> =
+                serde_json::from_value(w.get(kind).unwrap()["status"]["conditions"].clone()).unwrap();
+            assert!(!conditions.is_empty());
+            for word in conditions.iter().flat_map(|c| [&c.kind, &c.status, &c.reason, &c.message]) {
+                assert!(matches!(word.0, Kept::Once(_)), "not in SAID: {word:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn words_are_the_same_by_what_they_say() {
+        let (once, own) = (Word::from("Ready"), Word::from("because"));
+        assert!(matches!((&once.0, &own.0), (Kept::Once(_), Kept::Own(_))));
+        assert!(once == Word::from("Ready".to_owned()) && own == Word::from("because".to_owned()) && once != own);
+        let text = serde_json::to_string(&[once, own]).unwrap();
+        assert_eq!(text, r#"["Ready","because"]"#);
+        assert_eq!(serde_json::from_str::<Vec<Word>>(&text).unwrap(), [Word::from("Ready"), Word::from("because")]);
+    }
 }

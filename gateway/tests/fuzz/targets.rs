@@ -74,7 +74,11 @@ pub async fn say(world: &World, bytes: &[u8]) {
     while !head.ends_with(b"\r\n\r\n") {
         head.push(stream.read_u8().await.unwrap());
     }
-    assert!(head.starts_with(b"HTTP/1.1 101"), "{}", String::from_utf8_lossy(&head));
+    if !head.starts_with(b"HTTP/1.1 101") {
+        let mut why = vec![0; 1024];
+        let n = stream.read(&mut why).await.unwrap_or(0);
+        panic!("{}{}", String::from_utf8_lossy(&head), String::from_utf8_lossy(&why[..n]));
+    }
     let _ = stream.write_all(bytes).await;
     let _ = stream.shutdown().await;
     let mut rest = Vec::new();

@@ -359,7 +359,9 @@ impl Vm {
         }
         match &pod.ready {
             None => not("PodConditionMissing", "virt-launcher pod is missing the Ready condition"),
-            Some(c) => Said::new("Ready", c.is_true(), &*c.reason, &*c.message).since(c.last_transition_time.as_deref()),
+            Some(c) => {
+                Said::new("Ready", c.is_true(), &*c.reason, &*c.message).since(c.last_transition_time.as_deref())
+            }
         }
     }
 }

@@ -746,7 +746,8 @@ pub(super) fn ending(vmi: &VmiView) -> Option<String> {
     if !vmi.phase.is_final() {
         return None;
     }
-    let told = condition::find(&vmi.status.conditions, "Ready").map(|c| c.message.to_string()).filter(|m| !m.is_empty());
+    let told =
+        condition::find(&vmi.status.conditions, "Ready").map(|c| c.message.to_string()).filter(|m| !m.is_empty());
     told.or_else(|| Some(failure_words(vmi.status.reason.as_deref().unwrap_or("OutcomeUnknown"), "")))
 }
 
