@@ -212,6 +212,8 @@ impl Trouble {
     fn of(status: &tonic::Status, doing: std::fmt::Arguments<'_>) -> Self {
         match status.code() {
             tonic::Code::Unavailable => Self::NotYet(status.message().to_owned()),
+            // Not the agent's word: the connection failed. Each call has an id, and is done once.
+            _ if std::error::Error::source(status).is_some() => Self::NotYet(status.message().to_owned()),
             _ => Self::Final(Status::internal(format_args!("{doing}: {}", status.message()))),
         }
     }

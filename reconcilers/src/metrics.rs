@@ -10,7 +10,7 @@ use crate::{
 use state::{
     Epoch, Timestamp, Uid,
     object::Settled,
-    observe::{Phase, VmView, VmiView},
+    observe::{Phase, Told, VmView, VmiView},
     trace::Finished,
     vm::Command,
 };
@@ -332,7 +332,8 @@ fn last_transition(vm: &VmView, vmi: Option<&VmiView>) -> Option<Timestamp> {
 
 fn instance(sheet: &mut Sheet, namespace: &str, name: &str, vmi: &VmiView) {
     let node = vmi.status.node_name.as_deref().unwrap_or_default();
-    let guest = |key: &str| vmi.status.guest_os_info.get(key).and_then(|v| v.as_str()).unwrap_or_default();
+    let os = vmi.status.guest_os_info.value();
+    let guest = |key: &str| os.get(key).and_then(|v| v.as_str()).unwrap_or_default();
     let [os, workload, flavor, of_type, of_all, preference, preference_of_all] = described(&vmi.described);
     let one = |own, of_all| if own == NONE { Some(of_all).filter(|n| *n != NONE) } else { Some(own) };
     let phase = vmi.status.phase.to_lowercase();
@@ -360,7 +361,7 @@ fn instance(sheet: &mut Sheet, namespace: &str, name: &str, vmi: &VmiView) {
         ],
         1_u64,
     );
-    for interface in vmi.status.interfaces.iter() {
+    for interface in vmi.status.interfaces.iter().map(Told::value) {
         let text = |key: &str| interface.get(key).and_then(|v| v.as_str()).unwrap_or_default();
         let (nic, inside) = (text("name"), text("interfaceName"));
         let kind = if nic.is_empty() { "SystemInterface" } else { "ExternalInterface" };

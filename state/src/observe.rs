@@ -2,8 +2,10 @@
 //! never written back (a write is a patch), so fields that they do not know are not lost.
 
 mod pod;
+mod told;
 
 pub use pod::{ContainerState, PodPhase, PodView, RawPod};
+pub use told::Told;
 
 use crate::{
     Millis, PodUid, ResourceVersion, Timestamp, Uid, VmUid, VmiUid,
@@ -388,14 +390,14 @@ pub struct VmiStatus {
     /// Conditions.
     pub conditions: Vec<Cond>,
     /// Interfaces, as written.
-    pub interfaces: Vec<Value>,
+    pub interfaces: Vec<Told>,
     /// When each phase began.
     pub phase_transition_timestamps: Vec<api::PhaseTransition>,
     /// ControllerRevision.
     pub virtual_machine_revision_name: Option<String>,
     /// Guest OS, as written.
     #[serde(rename = "guestOSInfo")]
-    pub guest_os_info: Value,
+    pub guest_os_info: Told,
     /// Frozen or empty.
     pub fs_freeze_status: Option<String>,
     /// Image of the launcher.

@@ -123,13 +123,13 @@ impl<'a> Place<'a> {
         Ok(fields::keys(&pairs))
     }
 
-    /// Items by element, in order; an element that is there twice has several values.
-    fn items(self, list: &[Value]) -> (Vec<String>, BTreeMap<String, Vec<&Value>>) {
+    /// Items by element, in order; an element that is there twice has several values. What is no element is left out.
+    fn items(self, list: &[Value]) -> (Vec<(String, &Value)>, BTreeMap<String, Vec<&Value>>) {
         let mut order = Vec::new();
         let mut by = BTreeMap::<String, Vec<&Value>>::new();
         for item in list {
             let Ok(element) = self.element(item) else { continue };
-            order.push(element.clone());
+            order.push((element.clone(), item));
             by.entry(element).or_default().push(item);
         }
         (order, by)
@@ -351,13 +351,13 @@ impl<'a> Place<'a> {
             (Some(v), None) => v,
             (None, None) => Value::Null,
         };
-        let mut shared = right.iter().filter(|e| before.contains_key(*e));
+        let mut shared = right.iter().map(|(e, _)| e).filter(|e| before.contains_key(*e));
         let mut next = shared.next();
         let mut merged = std::collections::BTreeSet::new();
         let mut out = Vec::with_capacity(old.len().max(new.len()));
         let (mut l, mut r) = (0, 0);
         while l < left.len() || r < right.len() {
-            if let (Some(a), Some(b)) = (left.get(l), right.get(r)) {
+            if let (Some((a, _)), Some((b, _))) = (left.get(l), right.get(r)) {
                 if a == b {
                     merged.insert(a.clone());
                     out.push(both(a));
@@ -371,9 +371,9 @@ impl<'a> Place<'a> {
                     continue;
                 }
             }
-            if let Some(a) = left.get(l) {
+            if let Some((a, item)) = left.get(l) {
                 if !after.contains_key(a) {
-                    out.push(old.get(l).cloned().unwrap_or_default());
+                    out.push(Value::clone(item));
                     l += 1;
                     continue;
                 }
@@ -381,7 +381,7 @@ impl<'a> Place<'a> {
                     l += 1;
                 }
             }
-            if let Some(b) = right.get(r) {
+            if let Some((b, _)) = right.get(r) {
                 merged.insert(b.clone());
                 out.push(both(b));
                 r += 1;

@@ -73,13 +73,18 @@ pub(super) async fn device(asked: &Asked<'_>, device: &str, parts: &mut Parts) -
                     Err(e) => Err(e.message().to_owned()),
                 };
                 let failed = next.is_err();
-                if from_guest.send(next).await.is_err() || failed {
+                if failed || from_guest.send(next).await.is_err() {
                     break;
                 }
             }
+            // A stream that is cut off costs all others of that node their connection where it happens often: it ends in order.
+            while let Ok(Some(_)) = down.message().await {}
         });
         splice(socket, guest, Up::Agent(up), &about).await;
-        reader.abort();
+        let end = reader.abort_handle();
+        if tokio::time::timeout(limits::FAREWELL, reader).await.is_err() {
+            end.abort();
+        }
     }))
 }
 

@@ -14,11 +14,11 @@ use crate::{
     domain::{Domain, DomainState, InterfaceFacts, OsInfo},
     node::SILENCE,
     object::Class,
-    observe::{Phase, VmiStatus, VmiView, VolumeView, as_object},
+    observe::{Phase, Told, VmiStatus, VmiView, VolumeView, as_object},
 };
 use api::names;
 use litemap::LiteMap;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 
@@ -403,12 +403,12 @@ fn guest_facts(s: &mut Cow<'_, VmiStatus>, d: &Domain) {
         return;
     }
     let (seen, told) = (&d.guest.interfaces, &s.interfaces);
-    if seen.len() != told.len() || !seen.iter().zip(told).all(|(i, v)| is_object(v, &interface(i))) {
-        s.to_mut().interfaces = seen.iter().map(|i| object(&interface(i))).collect();
+    if seen.len() != told.len() || !seen.iter().zip(told).all(|(i, v)| v.is(&interface(i))) {
+        s.to_mut().interfaces = seen.iter().map(|i| Told::new(&interface(i))).collect();
     }
     let os = os(&d.guest.os);
-    if os.iter().any(|(_, part)| !part.is_empty()) && !is_object(&s.guest_os_info, &os) {
-        s.to_mut().guest_os_info = object(&os);
+    if os.filled().next().is_some() && !s.guest_os_info.is(&os) {
+        s.to_mut().guest_os_info = Told::new(&os);
     }
     let machine = d.guest.machine_type.as_str();
     if !machine.is_empty() && s.machine.get("type").and_then(Value::as_str) != Some(machine) {
@@ -435,64 +435,59 @@ impl Part<'_> {
             Self::Count(n) => *n == 0,
         }
     }
+}
 
-    fn is(&self, value: &Value) -> bool {
+impl Serialize for Part<'_> {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
         match self {
-            Self::Text(t) => value.as_str() == Some(t),
-            Self::Texts(all) => {
-                value.as_array().is_some_and(|v| v.iter().map(Value::as_str).eq(all.iter().map(|t| Some(t.as_str()))))
-            }
-            Self::Count(n) => value.as_u64() == Some(u64::from(*n)),
-        }
-    }
-
-    fn value(&self) -> Value {
-        match self {
-            Self::Text(t) => json!(t),
-            Self::Texts(all) => json!(all),
-            Self::Count(n) => json!(n),
+            Self::Text(t) => t.serialize(s),
+            Self::Texts(all) => all.serialize(s),
+            Self::Count(n) => n.serialize(s),
         }
     }
 }
 
-fn object(parts: &[(&str, Part<'_>)]) -> Value {
-    parts.iter().filter(|(_, p)| !p.is_empty()).map(|(k, p)| ((*k).to_owned(), p.value())).collect::<Map<_, _>>().into()
+/// An object in a status: its parts, by name.
+struct Parts<'a, const N: usize>([(&'static str, Part<'a>); N]);
+
+impl<const N: usize> Parts<'_, N> {
+    fn filled(&self) -> impl Iterator<Item = (&'static str, &Part<'_>)> {
+        self.0.iter().filter(|(_, p)| !p.is_empty()).map(|(k, p)| (*k, p))
+    }
 }
 
-/// Whether [`object`] would make this value.
-fn is_object(value: &Value, parts: &[(&str, Part<'_>)]) -> bool {
-    let filled = || parts.iter().filter(|(_, p)| !p.is_empty());
-    value
-        .as_object()
-        .is_some_and(|o| o.len() == filled().count() && filled().all(|(k, p)| o.get(*k).is_some_and(|v| p.is(v))))
+impl<const N: usize> Serialize for Parts<'_, N> {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        s.collect_map(self.filled())
+    }
 }
 
-fn os(os: &OsInfo) -> [(&'static str, Part<'_>); 8] {
+fn os(os: &OsInfo) -> Parts<'_, 8> {
     let OsInfo { name, kernel_release, version, pretty_name, version_id, kernel_version, machine, id } = os;
-    [
-        ("name", Part::Text(name)),
+    Parts([
+        ("id", Part::Text(id)),
         ("kernelRelease", Part::Text(kernel_release)),
-        ("version", Part::Text(version)),
-        ("prettyName", Part::Text(pretty_name)),
-        ("versionId", Part::Text(version_id)),
         ("kernelVersion", Part::Text(kernel_version)),
         ("machine", Part::Text(machine)),
-        ("id", Part::Text(id)),
-    ]
+        ("name", Part::Text(name)),
+        ("prettyName", Part::Text(pretty_name)),
+        ("version", Part::Text(version)),
+        ("versionId", Part::Text(version_id)),
+    ])
 }
 
-fn interface(i: &InterfaceFacts) -> [(&'static str, Part<'_>); 9] {
-    [
-        ("name", Part::Text(&i.name)),
-        ("mac", Part::Text(&i.mac)),
-        ("ipAddress", Part::Text(&i.ip)),
-        ("interfaceName", Part::Text(&i.interface_name)),
+fn interface(i: &InterfaceFacts) -> Parts<'_, 9> {
+    Parts([
         ("infoSource", Part::Text(&i.info_source)),
-        ("podInterfaceName", Part::Text(&i.pod_interface_name)),
-        ("linkState", Part::Text(&i.link_state)),
+        ("interfaceName", Part::Text(&i.interface_name)),
+        ("ipAddress", Part::Text(&i.ip)),
         ("ipAddresses", Part::Texts(&i.ips)),
+        ("linkState", Part::Text(&i.link_state)),
+        ("mac", Part::Text(&i.mac)),
+        ("name", Part::Text(&i.name)),
+        ("podInterfaceName", Part::Text(&i.pod_interface_name)),
         ("queueCount", Part::Count(i.queue_count)),
-    ]
+    ])
 }
 
 /// The fields of a status that differ, as a merge patch.
@@ -540,7 +535,7 @@ fn diff(old: &VmiStatus, new: &VmiStatus) -> Map<String, Value> {
             pods.insert(gone.clone(), Value::Null);
         }
     }
-    if let (Some(Value::Object(os)), Value::Object(before)) = (out.get_mut("guestOSInfo"), &old.guest_os_info) {
+    if let (Some(Value::Object(os)), Value::Object(before)) = (out.get_mut("guestOSInfo"), old.guest_os_info.value()) {
         for gone in before.keys().filter(|k| !os.contains_key(*k)).cloned().collect::<Vec<_>>() {
             os.insert(gone, Value::Null);
         }
@@ -581,10 +576,10 @@ mod tests {
             node_name: text(),
             active_pods: LiteMap::from_iter([("p".to_owned(), "n".to_owned())]),
             conditions: vec![crate::condition::Cond::new("x", true, "", "")],
-            interfaces: vec![json!({})],
+            interfaces: vec![Told::new(&json!({}))],
             phase_transition_timestamps: vec![api::PhaseTransition::default()],
             virtual_machine_revision_name: text(),
-            guest_os_info: json!({"id": "x"}),
+            guest_os_info: Told::new(&json!({"id": "x"})),
             fs_freeze_status: text(),
             launcher_container_image_version: text(),
             qos_class: text(),
@@ -609,16 +604,17 @@ mod tests {
             queue_count: 1,
             ..Default::default()
         };
-        let told = object(&interface(&facts));
-        assert_eq!(told, json!({"name": "default", "ipAddresses": ["a", "b"], "queueCount": 1}));
-        assert!(is_object(&told, &interface(&facts)));
+        let told = Told::new(&interface(&facts));
+        let as_written = json!({"name": "default", "ipAddresses": ["a", "b"], "queueCount": 1});
+        assert_eq!(told, serde_json::from_value(as_written).unwrap());
+        assert!(told.is(&interface(&facts)));
         facts.ips.pop();
-        assert!(!is_object(&told, &interface(&facts)));
-        let empty = OsInfo::default();
-        assert!(!is_object(&Value::Null, &os(&empty)));
-        let filled = OsInfo { id: "x".into(), ..empty };
-        let value = serde_json::to_value(&filled).unwrap();
-        assert!(os(&filled).iter().all(|(k, p)| p.is(&value[*k])), "{value}");
-        assert_eq!(value.as_object().unwrap().len(), os(&filled).len());
+        assert!(!told.is(&interface(&facts)));
+        let filled = OsInfo { id: "x".into(), ..OsInfo::default() };
+        assert!(!Told::default().is(&os(&filled)));
+        assert_eq!(serde_json::to_value(os(&filled)).unwrap(), json!({"id": "x"}));
+        let all = serde_json::to_value(&filled).unwrap();
+        assert!(os(&filled).0.iter().map(|(k, _)| *k).eq(all.as_object().unwrap().keys()), "in order: {all}");
+        assert!(interface(&facts).0.iter().map(|(k, _)| *k).is_sorted());
     }
 }
