@@ -276,6 +276,10 @@ impl Seen {
 
     /// Remembers what machines are called, where that has changed.
     fn call(&mut self, now: i64) {
+        // Before all is there, a machine may seem to have no instance.
+        if !self.synced.iter().all(|s| *s) {
+            return;
+        }
         let machines = self.machines();
         self.called.retain(|key, _| self.objects[VMS].contains_key(key) || self.objects[VMIS].contains_key(key));
         for machine in machines {
@@ -375,7 +379,7 @@ mod tests {
                 {"phase": "Running", "phaseTransitionTimestamp": "1970-01-01T00:00:03Z"},
             ]}})
         };
-        let mut seen = Seen::default();
+        let mut seen = Seen { synced: [true; 3], ..Seen::default() };
         seen.objects[VMS].insert(key.clone(), vm("Running"));
         seen.objects[VMIS].insert(key.clone(), vmi("Running"));
         seen.call(9_000);
