@@ -232,7 +232,7 @@ pub struct Status {
     In a terminal: q quits, arrows and page keys scroll, n s c m a sort by name, status, CPU, memory and age, r turns the order around, \
     o shows the others (nodes or machines), w shows more columns, space stops and goes on. What it needs is the right to list \
     virtualmachines, virtualmachineinstances and `usage` in subresources.kubevirt.io, which the role `view` has. CPU is in processors; \
-    memory is what the guest says that it uses, or where it says nothing what its hypervisor does.")]
+    memory is what the guest says that it uses.")]
 pub struct Top {
     /// Of what
     #[arg(value_enum, default_value = "vms")]

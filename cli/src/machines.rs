@@ -128,6 +128,12 @@ pub fn tone(status: &str) -> Tone {
     }
 }
 
+/// What is in use of a memory, in a few characters.
+pub fn memory(load: &Load) -> String {
+    let used = load.memory_bytes.map_or("?".to_owned(), |used| bytes(used as f64));
+    format!("{used} of {}", bytes(load.memory_total_bytes as f64))
+}
+
 /// Bytes in a few characters.
 pub fn bytes(count: f64) -> String {
     let mut value = count.max(0.0);
@@ -351,8 +357,8 @@ pub struct Load {
     pub cpu: Option<f64>,
     /// Processors that it has.
     pub cpus: u32,
-    /// Memory in use: in the guest, as it says itself, else of the hypervisor process.
-    pub memory_bytes: u64,
+    /// Memory in use, of a machine as its guest says; missing where it says nothing.
+    pub memory_bytes: Option<u64>,
     /// Memory that it has.
     pub memory_total_bytes: u64,
     /// Memory of the hypervisor process; for a node that of all hypervisor processes on it.
@@ -405,7 +411,7 @@ impl Meter {
             let load = Load {
                 cpu: rates.as_ref().and_then(|r| r.first().copied()),
                 cpus: m.cpus,
-                memory_bytes: m.guest_used_bytes.unwrap_or(m.resident_bytes),
+                memory_bytes: m.guest_used_bytes,
                 memory_total_bytes: m.memory_bytes,
                 resident_bytes: m.resident_bytes,
                 disk: flow(1, 2),
@@ -420,7 +426,7 @@ impl Meter {
             let load = Load {
                 cpu: rates.and_then(|r| r.first().copied()),
                 cpus: n.cpus,
-                memory_bytes: n.memory_bytes.saturating_sub(n.available_bytes),
+                memory_bytes: Some(n.memory_bytes.saturating_sub(n.available_bytes)),
                 memory_total_bytes: n.memory_bytes,
                 resident_bytes: resident.get(n.name.as_str()).copied().unwrap_or_default(),
                 load: n.load.clone(),
@@ -454,11 +460,11 @@ mod tests {
         let mut meter = Meter::default();
         let of = |m: &Meter| m.machines[&("d".to_owned(), "a".to_owned())].clone();
         meter.take(&answer("u1", 1000, 5.0, 0));
-        assert_eq!((of(&meter).cpu, of(&meter).network, of(&meter).memory_bytes), (None, None, 80));
+        assert_eq!((of(&meter).cpu, of(&meter).network, of(&meter).memory_bytes), (None, None, None));
         meter.take(&answer("u1", 3000, 6.0, 4096));
         assert_eq!((of(&meter).cpu, of(&meter).network), (Some(0.5), Some(Flow { bytes_in: 0.0, bytes_out: 2048.0 })));
         let node = &meter.nodes["n"];
-        assert_eq!((node.cpu, node.memory_bytes, node.resident_bytes), (Some(1.0), 60, 80));
+        assert_eq!((node.cpu, node.memory_bytes, node.resident_bytes), (Some(1.0), Some(60), 80));
         // Started anew: its counters are others.
         meter.take(&answer("u2", 5000, 0.5, 0));
         assert_eq!(of(&meter).cpu, None);

@@ -68,6 +68,7 @@ impl Metrics {
                 let last = lock(&told.last);
                 last.at.filter(|at| at.elapsed() < FRESH).map(|_| last.all.clone()).unwrap_or_default()
             };
+            tell_node(sheet, &node, &self::node());
             let alive = all.iter().filter(|f| f.stats.alive).count();
             sheet.tell(&c::AGENT_DOMAINS, &[&node, "alive"], alive);
             sheet.tell(&c::AGENT_DOMAINS, &[&node, "absent"], all.len() - alive);
@@ -125,6 +126,16 @@ fn usage(figures: &Figures) -> MachineUsage {
 fn node() -> NodeUsage {
     let read = |name: &str| std::fs::read_to_string(format!("/proc/{name}")).unwrap_or_default();
     node_of(&read("stat"), &read("meminfo"), &read("loadavg"))
+}
+
+fn tell_node(sheet: &mut Sheet, name: &str, usage: &NodeUsage) {
+    sheet.tell(&c::NODE_CPU, &[name], usage.cpu_seconds);
+    sheet.tell(&c::NODE_CPUS, &[name], u64::from(usage.cpus));
+    sheet.tell(&c::NODE_MEMORY, &[name], usage.memory_bytes);
+    sheet.tell(&c::NODE_AVAILABLE, &[name], usage.available_bytes);
+    if let Some(one) = usage.load.first() {
+        sheet.tell(&c::NODE_LOAD, &[name], *one);
+    }
 }
 
 /// The kernel counts processor time in hundredths of a second, whatever its own clock.

@@ -99,11 +99,14 @@ pub struct Watching {
     _tasks: Vec<AbortOnDropHandle<()>>,
 }
 
+/// What is watched, and when somebody looked last.
+type Used = (Arc<Watching>, Instant);
+
 /// The way to what is watched.
 #[derive(Clone)]
 pub struct Look {
     client: Client,
-    current: Arc<Mutex<Option<(Arc<Watching>, Instant)>>>,
+    current: Arc<Mutex<Option<Used>>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -36,7 +36,8 @@ function live(of) {
   const source = new EventSource("/events?of=" + encodeURIComponent(of));
   const main = $("main");
   source.onopen = () => ($("link").textContent = "Live");
-  source.onerror = () => ($("link").textContent = "Connection lost; trying again");
+  source.onerror = () =>
+    ($("link").textContent = source.readyState === EventSource.CLOSED ? "Ended; open the page anew" : "Connection lost; trying again");
   source.onmessage = (event) => {
     const fresh = main.cloneNode(false);
     fresh.replaceChildren(...new DOMParser().parseFromString(event.data, "text/html").body.childNodes);

@@ -258,3 +258,38 @@ async fn what_nobody_looks_at_is_forgotten() {
     p.page.look.forget_idle(Duration::ZERO);
     assert!(weak.upgrade().is_none());
 }
+
+/// What is written in a colour can be read on every ground, in light and in dark (WCAG's 4.5).
+#[test]
+fn colours_can_be_told_from_their_ground() {
+    let css = include_str!("style.css");
+    let (light, dark) = css.split_once("prefers-color-scheme: dark").unwrap();
+    let colour = |part: &str, name: &str| -> [f64; 3] {
+        let text = part.split(&format!("--{name}: #")).nth(1).unwrap();
+        [0, 2, 4].map(|at| f64::from(u8::from_str_radix(&text[at..at + 2], 16).unwrap()) / 255.0)
+    };
+    let luminance = |c: [f64; 3]| {
+        let linear = c.map(|v| if v <= 0.04045 { v / 12.92 } else { ((v + 0.055) / 1.055_f64).powf(2.4) });
+        0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    };
+    let contrast = |a: [f64; 3], b: [f64; 3]| {
+        let (a, b) = (luminance(a), luminance(b));
+        (a.max(b) + 0.05) / (a.min(b) + 0.05)
+    };
+    for (scheme, part) in [("light", light), ("dark", dark)] {
+        for name in ["ink", "soft", "accent", "good", "busy", "bad", "off"] {
+            let text = colour(part, name);
+            for ground in ["ground", "card"] {
+                let ground = colour(part, ground);
+                // A pill's ground is an eighth of its own colour.
+                let tinted = [0, 1, 2].map(|i| ground[i] * 0.88 + text[i] * 0.12);
+                let grounds =
+                    if matches!(name, "ink" | "soft" | "accent") { vec![ground] } else { vec![ground, tinted] };
+                for ground in grounds {
+                    let ratio = contrast(text, ground);
+                    assert!(ratio >= 4.5, "{scheme}: --{name} has {ratio:.2}");
+                }
+            }
+        }
+    }
+}

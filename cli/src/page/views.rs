@@ -9,8 +9,8 @@ use crate::machines::{Flow, Load, Machine, Tone, age, bytes, duration, tone};
 
 /// Rows of a list; who has more machines filters.
 const ROWS: usize = 250;
-/// Time that the strips of the list show, in milliseconds.
-const WINDOW: i64 = 30 * 60_000;
+/// Minutes that the strips of the list can show; the shortest that tells all of the young ones is taken.
+const WINDOWS: [i64; 4] = [2, 5, 10, 30];
 /// Between two drawings of the same strip.
 const STEP: i64 = 5_000;
 /// Statuses that the strip of one machine shows.
@@ -84,11 +84,25 @@ fn processors(load: Option<&Load>) -> String {
 }
 
 fn memory(load: Option<&Load>) -> String {
-    load.map_or("–".into(), |l| format!("{} of {}", bytes(l.memory_bytes as f64), bytes(l.memory_total_bytes as f64)))
+    load.map_or("–".into(), crate::machines::memory)
 }
 
 fn memory_meter(load: Option<&Load>) -> Markup {
-    html! { @if let Some(l) = load { (meter(l.memory_bytes as f64, l.memory_total_bytes as f64, &format!("Memory: {}", memory(load)))) } }
+    let used = load.and_then(|l| Some((l.memory_bytes?, l)));
+    html! { @if let Some((used, l)) = used { (meter(used as f64, l.memory_total_bytes as f64, &format!("Memory: {}", memory(load)))) } }
+}
+
+/// A quantity of memory, as people read it.
+fn quantity(text: &str) -> String {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match text.strip_prefix(digits) {
+        Some("") => 0,
+        Some("Ki") => 10,
+        Some("Mi") => 20,
+        Some("Gi") => 30,
+        _ => return text.to_owned(),
+    };
+    digits.parse::<f64>().map_or(text.to_owned(), |n| bytes(n * f64::from(1 << unit)))
 }
 
 fn since(created: Option<i64>, now: i64) -> String {
@@ -118,6 +132,9 @@ pub fn machines(seen: &Snapshot, filter: &str) -> Markup {
     let mut all: Vec<&MachineSeen> = seen.machines.iter().filter(wanted).collect();
     all.sort_by_key(|m| tone(&m.machine.status) != Tone::Bad);
     let to = seen.now.div_euclid(STEP) * STEP + STEP;
+    let first = all.iter().filter_map(|m| m.called.first()).map(|(since, _)| *since).min().unwrap_or(to);
+    let minutes = WINDOWS.into_iter().find(|m| first >= to - m * 60_000).unwrap_or(WINDOWS[WINDOWS.len() - 1]);
+    let last = format!("Last {minutes} minutes");
     html! {
         h1 { "Machines" }
         (gaps(&seen.gaps))
@@ -134,30 +151,30 @@ pub fn machines(seen: &Snapshot, filter: &str) -> Markup {
             }
         } @else {
             table.list role="table" {
-                caption.unseen { "Virtual machines; the strip shows the last " (WINDOW / 60_000) " minutes" }
+                caption.unseen { "Virtual machines, those first that need somebody" }
                 thead role="rowgroup" { tr role="row" {
-                    @for (name, kind) in [("Name", ""), ("Status", ""), ("Last 30 minutes", "wide"), ("CPU", "number"), ("Memory", "number"), ("Node", ""), ("Age", "number"), ("Waits for", "waits")] {
+                    @for (name, kind) in [("Name", ""), ("Status", ""), (last.as_str(), "wide"), ("CPU", "number"), ("Memory", "number"), ("Node", ""), ("Age", "number"), ("Waits for", "waits")] {
                         th role="columnheader" scope="col" class=[(!kind.is_empty()).then_some(kind)] { (name) }
                     }
                 } }
-                tbody role="rowgroup" { @for m in all.iter().take(ROWS) { (row(m, to, seen.now)) } }
+                tbody role="rowgroup" { @for m in all.iter().take(ROWS) { (row(m, &last, (to - minutes * 60_000, to), seen.now)) } }
             }
             @if all.len() > ROWS { p.gap role="note" { (ROWS) " of " (all.len()) " machines are shown; the filter finds the others." } }
         }
     }
 }
 
-fn row(seen: &MachineSeen, to: i64, now: i64) -> Markup {
+fn row(seen: &MachineSeen, last: &str, (from, to): (i64, i64), now: i64) -> Markup {
     let m = &seen.machine;
     let id = format!("m-{}-{}", m.namespace, m.name);
     html! {
         tr id=(id) role="row" data-name=(m.name) data-status=(m.status) {
             th role="rowheader" scope="row" { a id=(format!("a-{id}")) href=(place(m)) { (m.name) } span.soft { (m.namespace) } }
             td role="cell" data-label="Status" { (pill(&m.status)) }
-            td.wide role="cell" data-label="Last 30 minutes" { (strip(&seen.called, to - WINDOW, to)) }
+            td.wide role="cell" data-label=(last) { (strip(&seen.called, from, to)) }
             td.number role="cell" data-label="CPU" { (processors(seen.load.as_ref())) }
             td.number role="cell" data-label="Memory" { (memory(seen.load.as_ref())) (memory_meter(seen.load.as_ref())) }
-            td role="cell" data-label="Node" { @if m.node.is_empty() { "–" } @else { a id=(format!("n-{id}")) href=(format!("/nodes#{}", segment(&m.node))) { (m.node) } } }
+            td.node role="cell" data-label="Node" { @if m.node.is_empty() { "–" } @else { a id=(format!("n-{id}")) href=(format!("/nodes#{}", segment(&m.node))) { (m.node) } } }
             td.number role="cell" data-label="Age" { (since(m.created, now)) }
             td.waits role="cell" data-label="Waits for" { @if m.waits_for.is_empty() { "–" } @else { span { (m.waits_for) } } }
         }
@@ -300,7 +317,7 @@ fn node(seen: &NodeSeen, all: &Snapshot, said: &[(String, String)]) -> Markup {
                 (fact("Load", &html! { @match load {
                     Some(l) if !l.load.is_empty() => (l.load.iter().map(|n| format!("{n:.2}")).collect::<Vec<_>>().join(", ")),
                     _ => "–" } }))
-                (fact("For pods", &html! { (n.allocatable_cpu) " processors, " (n.allocatable_memory) }))
+                (fact("For pods", &html! { (n.allocatable_cpu) " processors, " (quantity(&n.allocatable_memory)) }))
                 (fact("Guests run", &html! { @if n.kvm { "on KVM" } @else { "emulated" } }))
                 (fact("New machines", &html! { @if n.schedulable { "are placed here" } @else { "are not placed here" } }))
             }

@@ -129,7 +129,7 @@ fn processors(load: Option<&Load>) -> String {
 }
 
 fn memory(load: Option<&Load>) -> String {
-    load.map_or("-".into(), |l| format!("{} of {}", bytes(l.memory_bytes as f64), bytes(l.memory_total_bytes as f64)))
+    load.map_or("-".into(), machines::memory)
 }
 
 fn rate(flow: Option<Flow>) -> String {
@@ -143,7 +143,7 @@ fn rank(sort: Sort, status: &str, load: Option<&Load>, created: Option<i64>) -> 
         Sort::Name => (String::new(), 0),
         Sort::Status => (status.to_owned(), 0),
         Sort::Cpu => number(load.and_then(|l| l.cpu).unwrap_or(-1.0)),
-        Sort::Memory => (String::new(), -load.map_or(-1, |l| l.memory_bytes.cast_signed())),
+        Sort::Memory => (String::new(), -load.and_then(|l| l.memory_bytes).map_or(-1, u64::cast_signed)),
         Sort::Age => (String::new(), created.unwrap_or(i64::MAX)),
     }
 }
@@ -466,8 +466,13 @@ mod tests {
             Seen { machines: vec![machine("a", "Running", 0), machine("b", "Paused", 40)], ..Seen::default() };
         seen.machines[1].waits_for = "Paused:\x1b[2J\nfor ever".into();
         for (name, cpu) in [("a", 0.25), ("b", 1.5)] {
-            let load =
-                Load { cpu: Some(cpu), cpus: 2, memory_bytes: 1 << 20, memory_total_bytes: 1 << 27, ..Load::default() };
+            let load = Load {
+                cpu: Some(cpu),
+                cpus: 2,
+                memory_bytes: Some(1 << 20),
+                memory_total_bytes: 1 << 27,
+                ..Load::default()
+            };
             seen.meter.machines.insert(("default".into(), name.into()), load);
         }
         seen
