@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use chaos_tests::{
     e2e::{
         browser::{self, Browser},
-        cluster::{Cluster, Options},
+        cluster::{Cluster, Options, virtfold},
         manifest::vm,
         vm::{START, Vm},
         wait,
@@ -15,7 +15,14 @@ use chaos_tests::{
     rules::root,
 };
 use serde_json::Value;
-use std::{fs, path::PathBuf, sync::PoisonError, time::Duration};
+use std::{
+    fs,
+    io::{Read, Write},
+    path::PathBuf,
+    process::{Command, Stdio},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 /// For something to be shown after it has happened.
 const SHOWN: Duration = Duration::from_secs(30);
@@ -100,10 +107,8 @@ fn list(browser: &Browser, home: &str) -> Result<()> {
     picture(browser, "machines-narrow")?;
     browser.look(1280, 640, false)?;
     // Enter follows the link that has the focus.
-    tab_to(browser, "a-m-default-shop").or_else(|_| {
-        browser.value("document.getElementById('main').focus()")?;
-        tab_to(browser, "a-m-default-shop")
-    })?;
+    browser.value("document.getElementById('main').focus()")?;
+    tab_to(browser, "a-m-default-shop")?;
     browser.press("Enter", false)?;
     browser.wait("location.pathname === '/machines/default/shop'", SHOWN)?;
     browser.open(&format!("{home}?q=arch"))?;
@@ -206,6 +211,60 @@ fn top(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
+/// In a terminal it draws, sorts, and leaves the terminal as it was.
+fn top_in_a_terminal(cluster: &Cluster) -> Result<()> {
+    let size = nix::pty::Winsize { ws_row: 12, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 };
+    let pty = nix::pty::openpty(Some(&size), None)?;
+    let before = nix::sys::termios::tcgetattr(&pty.slave)?;
+    let slave = || pty.slave.try_clone().map(Stdio::from);
+    let mut child = Command::new(virtfold()?)
+        .args(["top", "--interval", "1"])
+        .env("KUBECONFIG", cluster.kubeconfig())
+        .env_remove("NO_COLOR")
+        .stdin(slave()?)
+        .stdout(slave()?)
+        .stderr(slave()?)
+        .spawn()?;
+    let mut keyboard = fs::File::from(pty.master.try_clone()?);
+    let mut screen = fs::File::from(pty.master);
+    let seen = Arc::new(Mutex::new(String::new()));
+    let shown = seen.clone();
+    std::thread::spawn(move || {
+        let mut buffer = [0; 4096];
+        while let Ok(count @ 1..) = screen.read(&mut buffer) {
+            shown.lock().unwrap().push_str(&String::from_utf8_lossy(&buffer[..count]));
+        }
+    });
+    let until = |what: &str| {
+        wait::until(what, SHOWN, || {
+            let seen = seen.lock().unwrap();
+            Ok(if seen.contains(what) { Ok(()) } else { Err(seen.clone()) })
+        })
+    };
+    until("\x1b[?1049h")?;
+    until("3 machines in namespace default, by name, every 1 s")?;
+    // A second look brings figures; colours are there.
+    wait::until("figures", SHOWN, || {
+        let seen = seen.lock().unwrap();
+        let shop = seen.lines().rfind(|l| l.starts_with("shop ")).unwrap_or_default();
+        Ok(if shop.contains("/1 ") && !shop.contains("?/1") && shop.contains("\x1b[32mRunning") {
+            Ok(())
+        } else {
+            Err(shop.to_owned())
+        })
+    })?;
+    keyboard.write_all(b"m")?;
+    until("by memory, every 1 s")?;
+    keyboard.write_all(b"o")?;
+    until("1 nodes, by memory")?;
+    keyboard.write_all(b"q")?;
+    let code = wait::until("the end", SHOWN, || Ok(child.try_wait()?.ok_or_else(|| "it runs".to_owned())))?;
+    ensure!(code.success(), "{code}");
+    until("\x1b[?25h\x1b[?1049l")?;
+    ensure!(nix::sys::termios::tcgetattr(&pty.slave)? == before, "the terminal is as it was");
+    Ok(())
+}
+
 #[test]
 fn a_browser_shows_machines_their_reasons_nodes_and_consoles() -> Result<()> {
     e2e!();
@@ -258,6 +317,7 @@ fn a_browser_shows_machines_their_reasons_nodes_and_consoles() -> Result<()> {
     browser.look(1280, 640, false)?;
     picture(&browser, "nodes")?;
     top(&cluster)?;
+    top_in_a_terminal(&cluster)?;
     browser.open(&format!("{home}machines/default/shop/console"))?;
     console(&browser)?;
 
