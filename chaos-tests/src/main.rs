@@ -3,6 +3,7 @@
 use anyhow::{Context, Result};
 use chaos_tests::kubernetes::{CONTROLLER, Kubernetes, NODES, load};
 use chaos_tests::runs;
+use chaos_tests::tally;
 use chaos_tests::world::{
     CrashPoint, Role,
     mutants::Mutant,
@@ -59,6 +60,9 @@ enum Command {
         /// Runs at the same time.
         #[arg(long, default_value_t = 2)]
         jobs: u64,
+        /// Write what the runs come to into this file, again and again, for the textfile collector of a node exporter.
+        #[arg(long, value_name = "FILE")]
+        metrics: Option<PathBuf>,
     },
     /// Runs one seed twice, says what happened in it, and whether it was the same.
     Repeat {
@@ -158,14 +162,18 @@ fn point(text: &str) -> Result<CrashPoint, String> {
 
 fn main() -> Result<ExitCode> {
     match Arguments::parse().command {
-        Command::Run { layer, seed, seeds, steps, journal, mutant, jobs } => {
+        Command::Run { layer, seed, seeds, steps, journal, mutant, jobs, metrics } => {
             let seeds = seeds.unwrap_or_else(|| seed.map_or(0..0, |s| s..s + 1));
-            if layer == 2 {
+            let tally = tally::Shared::new(metrics.as_deref(), layer, seeds.end - seeds.start)?;
+            let code = if layer == 2 {
                 anyhow::ensure!(steps == 0, "--steps is of layer 1");
-                return network(seeds, runs::Options { record: journal, mutant, scenario: None }, jobs.max(1));
-            }
-            let options = Options { mutant, record: journal, steps, ..Options::default() };
-            Ok(run_seeds(seeds, &options, jobs.max(1)))
+                network(seeds, runs::Options { record: journal, mutant, scenario: None }, jobs.max(1), &tally)?
+            } else {
+                let options = Options { mutant, record: journal, steps, ..Options::default() };
+                run_seeds(seeds, &options, jobs.max(1), &tally)
+            };
+            tally.end()?;
+            Ok(code)
         }
         Command::Repeat { seed, layer } => {
             let (same, right) = if layer == 2 {
@@ -213,7 +221,7 @@ struct Sum {
     struck: BTreeMap<String, u64>,
 }
 
-fn run_seeds(seeds: Range<u64>, options: &Options, jobs: u64) -> ExitCode {
+fn run_seeds(seeds: Range<u64>, options: &Options, jobs: u64, tally: &tally::Shared) -> ExitCode {
     let began = Instant::now();
     let total = seeds.end - seeds.start;
     let next = AtomicU64::new(seeds.start);
@@ -228,6 +236,13 @@ fn run_seeds(seeds: Range<u64>, options: &Options, jobs: u64) -> ExitCode {
                     }
                     let outcome = run::seed(seed, options);
                     tell(&outcome);
+                    tally.take(&tally::Told {
+                        violations: outcome.violations.iter().map(|v| v.check.to_string()).collect(),
+                        faults: outcome.struck.iter().map(|(fault, n)| (fault.to_string(), *n)).collect(),
+                        steps: outcome.steps,
+                        domains: outcome.starts.into(),
+                        quiet: None,
+                    });
                     let mut sum = sum.lock().unwrap_or_else(PoisonError::into_inner);
                     add(&mut sum, &outcome);
                     if sum.done.is_multiple_of(200) {
@@ -256,12 +271,19 @@ fn run_seeds(seeds: Range<u64>, options: &Options, jobs: u64) -> ExitCode {
 }
 
 /// Seeds of the simulated network.
-fn network(seeds: Range<u64>, options: runs::Options, jobs: u64) -> Result<ExitCode> {
+fn network(seeds: Range<u64>, options: runs::Options, jobs: u64, tally: &tally::Shared) -> Result<ExitCode> {
     let began = Instant::now();
     let total = seeds.end - seeds.start;
     let sum = Mutex::new((runs::Outcome::default(), vec![], BTreeMap::<String, u64>::new(), 0u64));
     runs::many(seeds, options, jobs, |outcome| {
         tell_network(&outcome);
+        tally.take(&tally::Told {
+            violations: outcome.violations.iter().map(|(check, ..)| check.clone()).collect(),
+            faults: outcome.struck.iter().map(|(fault, n)| (fault.clone(), *n)).collect(),
+            steps: outcome.records,
+            domains: outcome.starts,
+            quiet: Some(outcome.converged as f64 / 1000.0),
+        });
         let mut sum = sum.lock().unwrap_or_else(PoisonError::into_inner);
         let (all, converged, checks, done) = &mut *sum;
         *done += 1;

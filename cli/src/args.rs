@@ -28,6 +28,8 @@ pub enum Command {
     Down(Down),
     /// Show virtual machines and what they wait for
     Status(Status),
+    /// Watch what virtual machines, or nodes, use and wait for, in a terminal
+    Top(Top),
     /// Say what happened to a virtual machine, what it waits for and what would help
     Explain(Explain),
     /// Attach to the serial console of a virtual machine; ctrl-] leaves
@@ -128,6 +130,13 @@ pub struct Up {
     /// the n-th node's agent n ports further up
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub metrics: Option<SocketAddr>,
+    /// Where the page is shown that browsers on this machine can open; an address of the loopback interface. By default at port 9430,
+    /// or at any that is free where that one is taken
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = loopback)]
+    pub page: Option<SocketAddr>,
+    /// Show no page
+    #[arg(long, conflicts_with = "page")]
+    pub no_page: bool,
     /// At the end, stop the guests and take everything down as `down` does
     #[arg(long)]
     pub stop_guests: bool,
@@ -145,6 +154,18 @@ fn place(text: &str) -> Result<(String, u16), String> {
     match parts {
         Some((host, port)) if !host.is_empty() && !host.contains(':') => Ok((host.to_owned(), port)),
         _ => Err("a host name or an IPv4 address, and a port are expected".to_owned()),
+    }
+}
+
+/// An address that nobody else reaches.
+fn loopback(text: &str) -> Result<SocketAddr, String> {
+    let address: SocketAddr = text.parse().map_err(|_| "an IP address and a port are expected".to_owned())?;
+    match address.ip().is_loopback() {
+        true => Ok(address),
+        false => Err(
+            "an address of the loopback interface is expected, since the page has no TLS; from elsewhere use 'ssh -L'"
+                .into(),
+        ),
     }
 }
 
@@ -203,6 +224,66 @@ pub struct Status {
     /// Which cluster
     #[command(flatten)]
     pub target: Target,
+}
+
+/// `virtfold top`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+    In a terminal: q quits, arrows and page keys scroll, n s c m a sort by name, status, CPU, memory and age, r turns the order around, \
+    o shows the others (nodes or machines), w shows more columns, space stops and goes on. What it needs is the right to list \
+    virtualmachines, virtualmachineinstances and `usage` in subresources.kubevirt.io, which the role `view` has. CPU is in processors; \
+    memory is what the guest says that it uses.")]
+pub struct Top {
+    /// Of what
+    #[arg(value_enum, default_value = "vms")]
+    pub what: Tops,
+    /// Of all namespaces
+    #[arg(short = 'A', long)]
+    pub all_namespaces: bool,
+    /// Print one table and end, which is what happens where the output is no terminal
+    #[arg(long)]
+    pub once: bool,
+    /// Seconds between two looks
+    #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub interval: u64,
+    /// By what the rows are sorted; the greatest CPU, memory and age come first
+    #[arg(long, value_enum, default_value = "name")]
+    pub sort: Sort,
+    /// The other way around
+    #[arg(long)]
+    pub reverse: bool,
+    /// How to print; with json and yaml once
+    #[arg(short, long, value_enum)]
+    pub output: Option<Output>,
+    /// Which cluster
+    #[command(flatten)]
+    pub target: Target,
+}
+
+/// What `virtfold top` shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Tops {
+    /// Virtual machines
+    #[value(alias = "vm", alias = "vmi", alias = "vmis")]
+    Vms,
+    /// Nodes, and the machines on them
+    #[value(alias = "node", alias = "no")]
+    Nodes,
+}
+
+/// By what `virtfold top` sorts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Sort {
+    /// Namespace and name
+    Name,
+    /// Status
+    Status,
+    /// Processors in use
+    Cpu,
+    /// Memory in use
+    Memory,
+    /// Age
+    Age,
 }
 
 /// `virtfold explain`.
@@ -596,8 +677,14 @@ mod tests {
 
     #[test]
     fn wrong_command_lines_are_usage_errors() {
-        for line in ["virtfold up --image x", "virtfold up --nodes 0", "virtfold console", "virtfold port-forward vm/a"]
-        {
+        for line in [
+            "virtfold up --image x",
+            "virtfold up --nodes 0",
+            "virtfold top pods",
+            "virtfold top --interval 0",
+            "virtfold console",
+            "virtfold port-forward vm/a",
+        ] {
             let error = Cli::try_parse_from(line.split(' ')).unwrap_err();
             assert_eq!(error.exit_code(), 2, "{line}");
         }

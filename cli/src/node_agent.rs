@@ -123,7 +123,7 @@ async fn serve(config: AgentConfig, outside: File) -> anyhow::Result<()> {
     let lease = reconcilers::LeaseConfig::default();
     let pods: Arc<dyn node_agent::PodSource> = Arc::new(Source(runner.handle()));
     let tls = proto::transport::Tls { ca, cert: identity.cert, key: identity.key };
-    observe(&metrics, node, &client, pods.clone(), &tls, &stop).await?;
+    let usage = observe(&metrics, node, &client, pods.clone(), &tls, &stop).await?;
     let agent = node_agent::run(node_agent::Config {
         node_name: node.name.clone(),
         client,
@@ -142,6 +142,7 @@ async fn serve(config: AgentConfig, outside: File) -> anyhow::Result<()> {
         dns: name_servers(),
         cluster_domain: String::new(),
         journal: Some(config.journal.config(layout.data("journal").join(&node.name), "node-agent")),
+        usage: Some(usage),
         shutdown: stop.clone(),
     });
     tracing::info!(node = node.name, pid = std::process::id(), "node agent runs");
@@ -172,9 +173,10 @@ async fn observe(
     pods: Arc<dyn node_agent::PodSource>,
     tls: &proto::transport::Tls,
     stop: &CancellationToken,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<node_agent::Metrics> {
     let seen = pods.changed();
-    let machines = node_agent::Metrics::new(registry, node.name.clone(), pods);
+    let usage = node_agent::Metrics::new(registry, node.name.clone(), pods);
+    let machines = usage.clone();
     let what = Observed {
         registry: registry.clone(),
         client: client.clone(),
@@ -187,7 +189,8 @@ async fn observe(
             _ => Ok(()),
         }),
     };
-    observed::spawn(what, SocketAddr::from((node.address(), METRICS_PORT)), observed::tls(tls), stop.clone()).await
+    observed::spawn(what, SocketAddr::from((node.address(), METRICS_PORT)), observed::tls(tls), stop.clone()).await?;
+    Ok(usage)
 }
 
 /// The pod runner as the node agent sees it.

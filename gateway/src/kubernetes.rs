@@ -56,7 +56,7 @@ pub(crate) async fn find(client: &kube::Client, wanted: Vec<Wanted>, objects: &m
         let by_name = READ.into_iter().find(|r| r.what == one.kind);
         let workload = || WORKLOADS.into_iter().find(|(kind, _)| *kind == one.kind).map(|(_, r)| r);
         let found = match by_name.or_else(workload) {
-            Some(resource) if one.name.is_empty() => Some(list(client, resource).await?),
+            Some(resource) if one.name.is_empty() => Some(some(client, resource).await?),
             Some(resource) => get(client, resource, &one.namespace, &one.name).await?,
             None => None,
         };
@@ -70,9 +70,14 @@ const WORKLOADS: [(&str, Resource); 3] =
     [("VirtualMachine", VM), ("VirtualMachineInstance", VMI), ("VirtualMachineInstanceReplicaSet", SET)];
 
 /// The objects of a kind in all namespaces; one of a kind of which is asked whether there are any.
-async fn list(client: &kube::Client, resource: Resource) -> Result<Value, Status> {
+async fn some(client: &kube::Client, resource: Resource) -> Result<Value, Status> {
     let few = if WORKLOADS.iter().any(|(_, r)| *r == resource) { "?limit=1" } else { "" };
     call(client, "GET", &format!("{}/{}{few}", resource.prefix, resource.plural), "", Vec::new()).await
+}
+
+/// The objects of a kind in a namespace, or in all where it is empty.
+pub(crate) async fn list(client: &kube::Client, resource: Resource, namespace: &str) -> Result<Value, Status> {
+    call(client, "GET", resource.path(namespace, "").trim_end_matches('/'), "", Vec::new()).await
 }
 
 impl Resource {

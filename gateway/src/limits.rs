@@ -45,3 +45,7 @@ pub const REGISTERED: Duration = Duration::from_secs(30);
 pub const EXPLANATION: usize = 32 << 20;
 /// The leader reads journals and Events before it answers.
 pub const EXPLAIN: Duration = Duration::from_secs(30);
+/// What the machines of a node use: the agent gives each launcher five seconds.
+pub const USAGE: Duration = Duration::from_secs(6);
+/// Nodes that are asked for it at once.
+pub const USAGE_AT_ONCE: usize = 64;

@@ -18,7 +18,10 @@ use futures::{Stream, StreamExt};
 use gateway::{AdmissionInput, Authorization, Config, Gateway, Operation, Settings, User};
 use http::{Request, Response};
 use proto::agent::node_agent_server::{NodeAgent, NodeAgentServer};
-use proto::agent::{AgentMessage, ControllerMessage, StreamChunk, VerbReply, VerbRequest};
+use proto::agent::{
+    AgentMessage, ControllerMessage, MachineUsage, NodeUsage, StreamChunk, UsageReply, UsageRequest, VerbReply,
+    VerbRequest,
+};
 use proto::transport::{self, Tls, direct, direct_datagrams};
 use serde_json::{Value, json};
 use tower::ServiceExt;
@@ -152,6 +155,22 @@ impl NodeAgent for FakeAgent {
         self.seen.verbs.lock().unwrap().push((r.verb.clone(), serde_json::from_slice(&r.body).unwrap_or_default()));
         let reply = self.seen.replies.lock().unwrap().get(&r.verb).cloned();
         Ok(tonic::Response::new(reply.unwrap_or(VerbReply { ok: true, ..VerbReply::default() })))
+    }
+
+    async fn usage(&self, request: tonic::Request<UsageRequest>) -> Result<tonic::Response<UsageReply>, tonic::Status> {
+        let wanted = request.into_inner().namespace;
+        let machine = |namespace: &str, name: &str| MachineUsage {
+            namespace: namespace.into(),
+            name: name.into(),
+            cpu_seconds: 1.5,
+            cpus: 2,
+            guest_used_bytes: Some(7),
+            ..MachineUsage::default()
+        };
+        let mut machines = vec![machine("default", "a"), machine("other", "b")];
+        machines.retain(|m| wanted.is_empty() || m.namespace == wanted);
+        let node = NodeUsage { cpus: 4, load: vec![0.5, 1.0, 2.0], ..NodeUsage::default() };
+        Ok(tonic::Response::new(UsageReply { node: Some(node), machines }))
     }
 
     async fn stream(

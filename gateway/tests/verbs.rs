@@ -514,3 +514,34 @@ async fn a_picture_of_the_screen() {
     world.patch_vmi(json!({"spec": {"domain": {"devices": {"autoattachGraphicsDevice": false}}}})).await;
     assert_eq!(world.verb("GET", "vmi/vnc/screenshot", None).await, (500, json!("No graphics devices are present.")));
 }
+
+#[tokio::test]
+async fn what_machines_use_is_asked_of_the_nodes() {
+    let world = world().await;
+    let usage =
+        async |place: &str| world.ask("GET", &format!("/apis/subresources.kubevirt.io/v1/{place}usage"), None).await;
+    let names = |answer: &Value| -> Vec<String> {
+        answer["machines"].as_array().unwrap().iter().map(|m| m["name"].as_str().unwrap().to_owned()).collect()
+    };
+    let (code, all) = usage("").await;
+    assert_eq!((code, names(&all)), (200, vec!["a".to_owned(), "b".to_owned()]), "{all}");
+    assert_eq!((&all["nodes"][0]["name"], &all["nodes"][0]["load"][1]), (&json!("node-1"), &json!(1.0)));
+    assert_eq!((&all["machines"][0]["guestUsedBytes"], &all["machines"][0]["node"]), (&json!(7), &json!("node-1")));
+    // A node is asked for a namespace where one of its machines is there, and tells nothing of itself then.
+    let (code, none) = usage("namespaces/default/").await;
+    assert_eq!((code, names(&none).len()), (200, 0), "{none}");
+    world.make_vm("Always").await;
+    world.make_vmi(json!({})).await;
+    let (code, own) = usage("namespaces/default/").await;
+    assert_eq!((code, names(&own), &own["nodes"]), (200, vec!["a".to_owned()], &json!([])), "{own}");
+    // One that does not answer is named.
+    let away = json!({"metadata": {"name": "node-2", "annotations": {"virtfold.io/agent-address": "127.0.0.1:1"}}});
+    assert_eq!(world.ask("POST", "/api/v1/nodes", Some(away)).await.0, 201);
+    let (_, all) = usage("").await;
+    assert!(all["gaps"][0].as_str().unwrap().starts_with("node node-2: "), "{all}");
+    assert_eq!(names(&all).len(), 2);
+    assert_eq!(world.ask("PUT", "/apis/subresources.kubevirt.io/v1/usage", None).await.0, 405);
+    let (code, refused) =
+        world.ask_as(&Who::new("nobody", &[]), "GET", "/apis/subresources.kubevirt.io/v1/usage", None).await;
+    assert_eq!(code, 403, "{refused}");
+}

@@ -82,6 +82,8 @@ pub struct Config {
     pub cluster_domain: String,
     /// Where the journal goes, and how much of it is kept; `None` for no journal.
     pub journal: Option<telemetry::journal::Config>,
+    /// Who asks the launchers what their machines use; without it gateways are told of no machine.
+    pub usage: Option<Metrics>,
     /// Ends the agent. Guests go on.
     pub shutdown: CancellationToken,
 }
@@ -122,6 +124,7 @@ pub(crate) struct Shared {
     lease: (String, String),
     dns: Vec<String>,
     cluster_domain: String,
+    usage: Option<Metrics>,
     /// The Node's facts should be looked at.
     assert_node: Notify,
     stop: CancellationToken,
@@ -181,6 +184,7 @@ pub async fn run_with(config: Config, launchers: Arc<dyn Launchers>) -> Result<(
         lease: config.lease,
         dns: config.dns.iter().map(ToString::to_string).collect(),
         cluster_domain: config.cluster_domain,
+        usage: config.usage,
         assert_node: Notify::new(),
         stop: stop.clone(),
     });

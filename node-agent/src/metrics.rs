@@ -4,6 +4,7 @@
 
 use crate::{Launcher, Launchers, PodFacts, PodSource, launchers::Sockets, limits};
 use futures::{StreamExt, stream};
+use proto::agent::{MachineUsage, NodeUsage, UsageReply};
 use proto::launcher::StatsReply;
 use std::{
     collections::HashMap,
@@ -67,6 +68,7 @@ impl Metrics {
                 let last = lock(&told.last);
                 last.at.filter(|at| at.elapsed() < FRESH).map(|_| last.all.clone()).unwrap_or_default()
             };
+            tell_node(sheet, &node, &self::node());
             let alive = all.iter().filter(|f| f.stats.alive).count();
             sheet.tell(&c::AGENT_DOMAINS, &[&node, "alive"], alive);
             sheet.tell(&c::AGENT_DOMAINS, &[&node, "absent"], all.len() - alive);
@@ -89,6 +91,75 @@ impl Metrics {
         let all: Vec<Figures> =
             stream::iter(asked).buffer_unordered(limits::STATS_AT_ONCE).filter_map(|f| async { f }).collect().await;
         *lock(&self.0.last) = Last { all: Arc::new(all), at: Some(Instant::now()) };
+    }
+
+    /// What the machines of a namespace (of all, where it is empty) use now, and the node.
+    pub(crate) async fn usage(&self, namespace: &str) -> UsageReply {
+        self.collect().await;
+        let all = lock(&self.0.last).all.clone();
+        let wanted = |f: &&Figures| f.stats.alive && (namespace.is_empty() || f.pod.namespace == namespace);
+        UsageReply { node: Some(node()), machines: all.iter().filter(wanted).map(usage).collect() }
+    }
+}
+
+/// What one machine uses.
+fn usage(figures: &Figures) -> MachineUsage {
+    let (pod, s) = (&figures.pod, &figures.stats);
+    let memory = s.guest_memory.as_ref();
+    MachineUsage {
+        namespace: pod.namespace.clone(),
+        name: pod.vmi_name.clone(),
+        vmi_uid: pod.vmi_uid.clone(),
+        cpu_seconds: s.user_seconds + s.system_seconds,
+        cpus: u32::try_from(s.vcpus.len()).unwrap_or(u32::MAX),
+        memory_bytes: s.memory_bytes,
+        resident_bytes: s.resident_bytes,
+        guest_used_bytes: memory.and_then(|m| m.total_bytes?.checked_sub(m.available_bytes?)),
+        read_bytes: s.disks.iter().map(|d| d.read_bytes).sum(),
+        write_bytes: s.disks.iter().map(|d| d.write_bytes).sum(),
+        receive_bytes: s.nics.iter().map(|n| n.receive_bytes).sum(),
+        transmit_bytes: s.nics.iter().map(|n| n.transmit_bytes).sum(),
+    }
+}
+
+/// What the whole machine of the agent uses, as its kernel says.
+fn node() -> NodeUsage {
+    let read = |name: &str| std::fs::read_to_string(format!("/proc/{name}")).unwrap_or_default();
+    node_of(&read("stat"), &read("meminfo"), &read("loadavg"))
+}
+
+fn tell_node(sheet: &mut Sheet, name: &str, usage: &NodeUsage) {
+    sheet.tell(&c::NODE_CPU, &[name], usage.cpu_seconds);
+    sheet.tell(&c::NODE_CPUS, &[name], u64::from(usage.cpus));
+    sheet.tell(&c::NODE_MEMORY, &[name], usage.memory_bytes);
+    sheet.tell(&c::NODE_AVAILABLE, &[name], usage.available_bytes);
+    if let Some(one) = usage.load.first() {
+        sheet.tell(&c::NODE_LOAD, &[name], *one);
+    }
+}
+
+/// The kernel counts processor time in hundredths of a second, whatever its own clock.
+const TICKS: f64 = 100.0;
+
+fn node_of(stat: &str, meminfo: &str, loadavg: &str) -> NodeUsage {
+    // user nice system idle iowait irq softirq steal: all but waiting is use. What guests take is in user already.
+    let used = |line: &str| -> u64 {
+        let all: Vec<u64> = line.split_ascii_whitespace().skip(1).filter_map(|n| n.parse().ok()).take(8).collect();
+        all.iter().enumerate().filter(|(i, _)| !matches!(i, 3 | 4)).map(|(_, n)| n).sum()
+    };
+    let is_one =
+        |line: &&str| line.strip_prefix("cpu").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
+    let memory = |key: &str| {
+        let line = meminfo.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
+        let kib = line.and_then(|l| l.split_ascii_whitespace().next()?.parse::<u64>().ok());
+        kib.unwrap_or_default().saturating_mul(1024)
+    };
+    NodeUsage {
+        cpu_seconds: stat.lines().next().map_or(0, used) as f64 / TICKS,
+        cpus: u32::try_from(stat.lines().filter(is_one).count()).unwrap_or(u32::MAX),
+        memory_bytes: memory("MemTotal"),
+        available_bytes: memory("MemAvailable"),
+        load: loadavg.split_ascii_whitespace().take(3).filter_map(|n| n.parse().ok()).collect(),
     }
 }
 
@@ -222,6 +293,22 @@ impl Told<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_node_is_read_from_its_kernel() {
+        let stat = "cpu  100 20 30 4000 50 6 7 8 90 10\ncpu0 50 0 0 0\ncpu1 50 0 0 0\nintr 1 2\n";
+        let usage = node_of(stat, "MemTotal:  2048 kB\nMemFree: 1 kB\nMemAvailable:  1024 kB\n", "0.5 1.25 2 1/2 3\n");
+        let expected = NodeUsage {
+            cpu_seconds: 1.71,
+            cpus: 2,
+            memory_bytes: 2 << 20,
+            available_bytes: 1 << 20,
+            load: vec![0.5, 1.25, 2.0],
+        };
+        assert_eq!(usage, expected);
+        assert_eq!(node_of("", "MemTotal: x", ""), NodeUsage::default());
+        assert!(node().memory_bytes > node().available_bytes, "the real one");
+    }
 
     #[test]
     fn labels_are_spelled_once_and_bounded() {

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use futures::Stream;
 use proto::agent::node_agent_server::NodeAgent;
 use proto::agent::{
-    AgentMessage, ControllerMessage, HelloReply, StreamChunk, VerbReply, VerbRequest, agent_message, controller_message,
+    AgentMessage, ControllerMessage, HelloReply, StreamChunk, UsageReply, UsageRequest, VerbReply, VerbRequest,
+    agent_message, controller_message,
 };
 use proto::transport::caller;
 use state::agent::session::{admit, admit_by_lease};
@@ -218,6 +219,15 @@ impl NodeAgent for Service {
         };
         let stream = self.streams.open(&share, &open, incoming, permit, &self.shared.stop).await?;
         Ok(Response::new(Box::pin(stream)))
+    }
+
+    async fn usage(&self, request: Request<UsageRequest>) -> Result<Response<UsageReply>, Status> {
+        caller(&request, GATEWAY)?;
+        let _permit = self.requests.try_acquire().map_err(|_| Status::resource_exhausted("too many requests"))?;
+        Ok(Response::new(match &self.shared.usage {
+            Some(usage) => usage.usage(&request.get_ref().namespace).await,
+            None => UsageReply::default(),
+        }))
     }
 }
 

@@ -4,6 +4,7 @@
 //! a condition: [`wait::until`] asks again and again until a deadline, and says what it saw last. Processes are hurt by
 //! their id alone, and [`leaks`] tells what a VM left behind.
 
+pub mod browser;
 pub mod cluster;
 pub mod console;
 pub mod jaeger;

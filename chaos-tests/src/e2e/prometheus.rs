@@ -48,8 +48,8 @@ pub fn exporters(cluster: &Cluster, first: u16) -> Result<Vec<(String, u16)>> {
 }
 
 impl Prometheus {
-    /// Starts it: every second it scrapes the exporters of a cluster, with a token that may.
-    pub fn start(cluster: &Cluster, first: u16, token: &str) -> Result<Self> {
+    /// Starts it: every second it scrapes the exporters of a cluster, with a token that may, and these files of the port of somebody else.
+    pub fn start(cluster: &Cluster, first: u16, token: &str, others: &[(u16, &str)]) -> Result<Self> {
         let data = tempfile::Builder::new().prefix("virtfold-prometheus-").tempdir()?.keep();
         let janitor = Janitor::start(&data)?;
         fs::write(data.join("token"), token)?;
@@ -64,7 +64,9 @@ impl Prometheus {
                 "static_configs": [{"targets": [format!("127.0.0.1:{port}")], "labels": {"exporter": name}}],
             })
         };
-        let jobs: Vec<Value> = exporters(cluster, first)?.into_iter().map(job).collect();
+        let other = |(port, path): &(u16, &str)| json!({"job_name": path, "metrics_path": path, "static_configs": [{"targets": [format!("127.0.0.1:{port}")]}]});
+        let jobs: Vec<Value> =
+            exporters(cluster, first)?.into_iter().map(job).chain(others.iter().map(other)).collect();
         let config = json!({
             "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
             "rule_files": [root().join("monitoring/rules.yaml")],

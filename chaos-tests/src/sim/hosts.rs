@@ -126,6 +126,7 @@ pub async fn agent(site: Rc<Site>, n: usize) -> turmoil::Result {
         dns: Vec::new(),
         cluster_domain: String::new(),
         journal: site.journal(&host, "node-agent"),
+        usage: None,
         shutdown: CancellationToken::new(),
     };
     let how = format!("{:?}", node_agent::run_with(config, launchers).await);

@@ -3,7 +3,7 @@
 use super::e2e;
 use anyhow::{Context, Result, bail, ensure};
 use chaos_tests::e2e::{
-    cluster::{Cluster, Options, free_port},
+    cluster::{Cluster, Options, binaries, free_port},
     console::Console,
     manifest::vm,
     prometheus::{self, Prometheus, Series},
@@ -32,6 +32,11 @@ const NEVER: [(&str, &str); 3] = [
     ("kubevirt_vmi_guest_load_5m", "its agent is older than version 10"),
     ("kubevirt_vmi_guest_load_15m", "its agent is older than version 10"),
 ];
+
+/// Runs of seeds that the dashboard of chaos runs shows: layer and seeds.
+const CHAOS: [(&str, &str); 2] = [("1", "0..40"), ("2", "0..1")];
+/// The files that they write.
+const CHAOS_FILES: [&str; 2] = ["/layer1.txt", "/layer2.txt"];
 
 /// Labels that may be empty of all instances.
 const EMPTY: [&str; 2] = ["vnic_name", "guest_os_version_id"];
@@ -217,6 +222,98 @@ fn guest_says_the_same(prometheus: &Prometheus, console: &mut Console) -> Result
     Ok(())
 }
 
+/// Runs of seeds, and a server of the files that they write: its port, and the files.
+fn chaos_runs() -> Result<(Helper, tempfile::TempDir, u16)> {
+    let folder = tempfile::tempdir()?;
+    for (layer, seeds) in CHAOS {
+        let mut command = Command::new(binaries()?.join("virtfold-chaos"));
+        command
+            .args(["run", "--layer", layer, "--seeds", seeds, "--metrics"])
+            .arg(folder.path().join(format!("layer{layer}.txt")));
+        let out = command.output()?;
+        ensure!(
+            out.status.success(),
+            "{}{}",
+            String::from_utf8_lossy(&out.stdout),
+            String::from_utf8_lossy(&out.stderr)
+        );
+    }
+    let port = free_port()?;
+    let mut server = Command::new("python3");
+    server.args(["-m", "http.server", "--bind", "127.0.0.1", &port.to_string(), "--directory"]).arg(folder.path());
+    let server = Helper(server.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?);
+    wait::until("the files", SEEN, || {
+        Ok(TcpStream::connect(("127.0.0.1", port)).map(drop).map_err(|e| e.to_string()))
+    })?;
+    Ok((server, folder, port))
+}
+
+/// Where the links of the dashboards lead to: variables are of the dashboard, paths are of the page.
+fn dashboards_link(cluster: &Cluster) -> Result<()> {
+    let door = fs::read_to_string(cluster.data.join("page.url"))?;
+    let home = door.trim().split("/?").next().context("an address")?.to_owned();
+    let jar = cluster.data.join("jar");
+    let jar = jar.display().to_string();
+    let curl = |url: &str| -> Result<(String, String)> {
+        let out = Command::new("curl")
+            .args(["-s", "-m", "30", "-b", &jar, "-c", &jar, "-w", "\n%{http_code}", url])
+            .output()?;
+        let text = String::from_utf8_lossy(&out.stdout).into_owned();
+        let (body, code) = text.rsplit_once('\n').context("curl says a code")?;
+        Ok((code.to_owned(), body.to_owned()))
+    };
+    ensure!(curl(door.trim())?.0 == "303");
+    let sources = ["reconcilers/src/driver.rs", "gateway/src/subresources/mod.rs"];
+    let sources: String = sources.iter().map(|f| fs::read_to_string(root().join(f))).collect::<Result<_, _>>()?;
+    let mut followed = 0;
+    for file in fs::read_dir(root().join("monitoring/dashboards"))? {
+        let text = fs::read_to_string(file?.path())?;
+        for url in text.split("\"url\": \"").skip(1).filter_map(|rest| rest.split('"').next()) {
+            let mut url = url.to_owned();
+            for (variable, value) in [
+                ("${page}", home.as_str()),
+                ("${jaeger}", "jaeger:"),
+                ("${namespace}", "default"),
+                ("${name}", "measured"),
+                ("${__data.fields.namespace}", "default"),
+                ("${__data.fields.name}", "measured"),
+            ] {
+                url = url.replace(variable, value);
+            }
+            ensure!(!url.contains('$'), "{url}");
+            if url.starts_with(&home) {
+                let (code, body) = curl(&url)?;
+                ensure!(
+                    code == "200" && (url.ends_with("/nodes") || body.contains("measured")),
+                    "{url}: {code} {body}"
+                );
+            } else if let Some(search) = url.strip_prefix("jaeger:/search?") {
+                let tags = search.split("tags=").nth(1).context("tags")?;
+                let tags: Value = serde_json::from_str(
+                    &tags
+                        .replace("%7B", "{")
+                        .replace("%7D", "}")
+                        .replace("%22", "\"")
+                        .replace("%3A", ":")
+                        .replace("%2C", ","),
+                )?;
+                for (tag, _) in tags.as_object().context("tags")? {
+                    ensure!(sources.contains(&format!("\"{tag}\"")), "no span has {tag}");
+                }
+            } else {
+                let uid = url.split("/d/").nth(1).and_then(|r| r.split('?').next()).with_context(|| url.clone())?;
+                ensure!(
+                    root().join(format!("monitoring/dashboards/{}.json", uid.trim_start_matches("virtfold-"))).exists(),
+                    "{url}"
+                );
+            }
+            followed += 1;
+        }
+    }
+    ensure!(followed >= 8, "{followed} links");
+    Ok(())
+}
+
 /// Every query of every panel has an answer.
 fn dashboards_show_data(prometheus: &Prometheus) -> Result<()> {
     let mut queries = vec![];
@@ -232,6 +329,7 @@ fn dashboards_show_data(prometheus: &Prometheus) -> Result<()> {
                     ("$namespace", "default"),
                     ("$name", "measured"),
                     ("$node", "node-1"),
+                    ("$layer", ".*"),
                 ] {
                     query = query.replace(variable, value);
                 }
@@ -240,7 +338,7 @@ fn dashboards_show_data(prometheus: &Prometheus) -> Result<()> {
             }
         }
     }
-    ensure!(queries.len() > 60, "{} queries", queries.len());
+    ensure!(queries.len() > 85, "{} queries", queries.len());
     wait::until("data in every panel", SEEN, || {
         let mut empty = vec![];
         for named in &queries {
@@ -301,7 +399,8 @@ fn a_real_prometheus_sees_the_whole_catalogue_and_what_the_guest_sees() -> Resul
     for port in [port, port + 1] {
         is_authorised(&cluster, port, &scraper, &stranger)?;
     }
-    let prometheus = Prometheus::start(&cluster, port, &scraper)?;
+    let (_server, _files, chaos) = chaos_runs()?;
+    let prometheus = Prometheus::start(&cluster, port, &scraper, &CHAOS_FILES.map(|file| (chaos, file)))?;
     wait::until("all targets", SEEN, || {
         let failing = prometheus.failing()?;
         Ok(if failing.is_empty() { Ok(()) } else { Err(failing.join("\n")) })
@@ -357,6 +456,7 @@ fn a_real_prometheus_sees_the_whole_catalogue_and_what_the_guest_sees() -> Resul
     let broken = prometheus.broken_rules()?;
     ensure!(broken.is_empty(), "{}", broken.join("\n"));
     dashboards_show_data(&prometheus)?;
+    dashboards_link(&cluster)?;
     guest_says_the_same(&prometheus, &mut console)?;
     drop(held);
     prometheus.wait("kubevirt_vnc_active_connections{vmi=\"measured\"}", SEEN, <[Series]>::is_empty)?;

@@ -8,6 +8,7 @@ mod kubectl;
 mod many;
 mod metrics;
 mod nodes;
+mod page;
 mod start;
 mod stop;
 mod takeover;

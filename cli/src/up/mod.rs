@@ -35,6 +35,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::args;
 use crate::observed::{self, Observed};
+use crate::page;
 use agents::AgentConfig;
 use layout::{API, Layout, METRICS_PORT};
 
@@ -47,6 +48,8 @@ const PROGRAMS: [(&str, &str); 6] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("qemu-img", "qemu-utils"),
 ];
+/// Where the page is, unless that is taken or another place is asked for.
+const PAGE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 9430);
 /// Nodes are ready within this, or the start says that they are not.
 const NODES_READY: Duration = Duration::from_secs(60);
 /// Guests get this at the end, with `--stop-guests`.
@@ -130,7 +133,7 @@ async fn up(options: args::Up) -> anyhow::Result<()> {
         } else {
             "not all nodes are ready; their logs are in DATA/nodes/*/agent.log"
         });
-        println!("{}", next_steps(&layout, &running.plane));
+        println!("{}", next_steps(&layout, &running));
         println!(
             "READY api={} kubeconfig={} nodes={} all-ready={all}",
             running.plane.url,
@@ -173,11 +176,17 @@ async fn up(options: args::Up) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn next_steps(layout: &Layout, plane: &Plane) -> String {
+fn next_steps(layout: &Layout, running: &Running) -> String {
+    let plane = &running.plane;
+    // Printed and not logged: whoever has it may see everything and type into consoles.
+    let page = running
+        .page
+        .as_ref()
+        .map_or(String::new(), |door| format!("In a browser on this machine:\n  {}\n", door.url()));
     let program = std::env::args().next().unwrap_or_else(|| "virtfold".into());
     format!(
         "\nTry next, in another terminal:\n  export KUBECONFIG={}\n  kubectl get nodes\n  kubectl apply -f docs/demo/vm.yaml\n  \
-         {program} status\nctrl-C stops the control plane; guests go on until `{program} down --data-dir {}`.\n",
+         {program} status\n  {program} top\n{page}ctrl-C stops the control plane; guests go on until `{program} down --data-dir {}`.\n",
         plane.kubeconfig.display(),
         layout.data.display(),
     )
@@ -186,6 +195,7 @@ fn next_steps(layout: &Layout, plane: &Plane) -> String {
 /// What a start has made.
 struct Running {
     plane: Plane,
+    page: Option<page::Door>,
     tasks: TaskTracker,
     serving: CancellationToken,
     controller_tasks: TaskTracker,
@@ -290,15 +300,16 @@ async fn start(
         None => own::start(&site, listener, inner_listener).await?,
     };
     // From here on, a failure must not leave etcd behind.
-    let agents = match parts(&site, &plane).await {
-        Ok(agents) => agents,
+    let parts = async { anyhow::Ok((parts(&site, &plane).await?, show(&site, &plane).await?)) };
+    let (agents, page) = match parts.await {
+        Ok(parts) => parts,
         Err(error) => {
             plane.end().await;
             return Err(error);
         }
     };
     let Site { tasks, serving, controller_tasks, controllers, .. } = site;
-    Ok(Running { plane, tasks, serving, controller_tasks, controllers, agents })
+    Ok(Running { plane, page, tasks, serving, controller_tasks, controllers, agents })
 }
 
 /// Starts controller and node agents; what ends the supervision of the latter.
@@ -367,6 +378,31 @@ async fn parts(site: &Site<'_>, plane: &Plane) -> anyhow::Result<CancellationTok
     }
     site.story.say(&format!("{} node agent(s) started or found again", options.nodes));
     Ok(agents)
+}
+
+/// Shows the page to browsers on this machine, and writes down for root where.
+async fn show(site: &Site<'_>, plane: &Plane) -> anyhow::Result<Option<page::Door>> {
+    let file = site.layout.data("page.url");
+    if site.options.no_page {
+        let _ = std::fs::remove_file(&file);
+        return Ok(None);
+    }
+    let wanted = site.options.page.unwrap_or(PAGE);
+    let listener = match https::listen(wanted).await {
+        // Another cluster has it, most likely.
+        Err(HttpsError::PortTaken(_)) if site.options.page.is_none() => {
+            https::listen(SocketAddr::new(PAGE.ip(), 0)).await
+        }
+        listened => listened,
+    };
+    let listener = listener.with_context(|| format!("--page {wanted}: cannot listen there"))?;
+    let target = args::Target { kubeconfig: Some(plane.kubeconfig.clone()), ..args::Target::default() };
+    let client = crate::user::connect(&target).await?.client;
+    let config = page::Config { listener, client, name: site.layout.id.clone(), stop: site.serving.clone() };
+    let (door, serving) = page::serve(config)?;
+    embedded::pki::write_private(&file, format!("{}\n", door.url()).as_bytes())?;
+    site.tasks.spawn(serving);
+    Ok(Some(door))
 }
 
 /// Serves what the control plane tells, inside of the cluster and, where asked for, on the machine, and what the node agents tell.

@@ -19,10 +19,11 @@ const ESCAPE: u8 = 0x1d;
 const QUIET: Duration = Duration::from_secs(1);
 
 /// A terminal in raw mode; as it was when this is dropped.
-struct Raw(Option<Termios>);
+pub struct Raw(Option<Termios>);
 
 impl Raw {
-    fn new() -> Self {
+    /// Makes the terminal of the input raw, where it is one.
+    pub fn new() -> Self {
         let input = std::io::stdin();
         if !input.is_terminal() {
             return Self(None);

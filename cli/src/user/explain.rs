@@ -11,6 +11,7 @@ use state::explain::{Explanation, WaitKind};
 use super::cluster::{Cluster, Kind, Machine, connect, machine, plain};
 use super::output::print;
 use crate::args::{self, Output};
+use crate::machines::duration;
 
 /// `virtfold explain`.
 pub async fn run(options: args::Explain) -> anyhow::Result<u8> {
@@ -128,16 +129,6 @@ impl Paint {
             },
             text,
         )
-    }
-}
-
-/// A duration as people say it.
-fn duration(ms: u64) -> String {
-    match ms {
-        ..10_000 => format!("{}.{:03} s", ms / 1000, ms % 1000),
-        10_000..120_000 => format!("{}.{} s", ms / 1000, ms % 1000 / 100),
-        120_000..7_200_000 => format!("{} min {} s", ms / 60_000, ms / 1000 % 60),
-        _ => format!("{} h {} min", ms / 3_600_000, ms / 60_000 % 60),
     }
 }
 

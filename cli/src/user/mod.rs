@@ -6,11 +6,13 @@ mod explain;
 mod forward;
 mod output;
 mod status;
-mod stream;
+pub mod stream;
+mod top;
 mod verbs;
 mod version;
 
 use crate::args::Command;
+pub use cluster::{connect, plain};
 pub use output::print;
 
 /// Runs one of the user's commands.
@@ -19,6 +21,7 @@ pub fn run(command: Command) -> anyhow::Result<u8> {
     let result = runtime.block_on(async {
         match command {
             Command::Status(options) => status::run(options).await,
+            Command::Top(options) => top::run(options).await,
             Command::Explain(options) => explain::run(options).await,
             Command::Console(options) => console::run(options).await,
             Command::Vnc(options) => forward::vnc(options).await,

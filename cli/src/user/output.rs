@@ -5,6 +5,7 @@ use std::io::{IsTerminal, Write};
 use serde_json::Value;
 
 use crate::args::{Crds, Output};
+use crate::machines::{Tone, tone};
 
 /// Prints values as JSON or YAML documents.
 pub fn print(values: &[Value], output: Output) -> anyhow::Result<()> {
@@ -43,53 +44,82 @@ pub fn colour(status: &str) -> String {
     if !std::io::stdout().is_terminal() || std::env::var_os("NO_COLOR").is_some() {
         return status.to_owned();
     }
-    let code = match status {
-        "Running" | "True" => 32,
-        "Stopped" | "Succeeded" | "Paused" => 2,
-        "Starting"
-        | "Stopping"
-        | "Provisioning"
-        | "WaitingForVolumeBinding"
-        | "Pending"
-        | "Scheduling"
-        | "Scheduled" => 33,
-        _ => 31,
+    let code = match tone(status) {
+        Tone::Good => 32,
+        Tone::Off => 2,
+        Tone::Busy => 33,
+        Tone::Bad => 31,
     };
     format!("\x1b[{code}m{status}\x1b[0m")
 }
 
-/// Prints rows under a head, columns aligned.
-pub fn table(head: &[&str], rows: &[Vec<String>]) -> std::io::Result<()> {
-    let visible = |text: &str| {
-        // Colour codes take no room.
-        let mut inside = false;
-        text.chars()
-            .filter(|c| {
-                let was = inside;
-                match c {
-                    '\x1b' => inside = true,
-                    'm' if inside => inside = false,
-                    _ => {}
-                }
-                !was && *c != '\x1b'
-            })
-            .count()
-    };
+/// Splits text into its escape sequences, which take no room, and the characters between them.
+fn pieces(text: &str) -> impl Iterator<Item = (bool, char)> {
+    let mut inside = false;
+    text.chars().map(move |c| {
+        let was = inside;
+        match c {
+            '\x1b' => inside = true,
+            'm' if inside => inside = false,
+            _ => {}
+        }
+        (!was && c != '\x1b', c)
+    })
+}
+
+/// The first columns of a line; escape sequences stay.
+pub fn cut(line: &str, columns: usize) -> String {
+    let mut left = columns;
+    pieces(line)
+        .filter_map(|(visible, c)| {
+            if visible {
+                left = left.checked_sub(1)?;
+            }
+            Some(c)
+        })
+        .collect()
+}
+
+/// Rows under a head, columns aligned.
+pub fn lines(head: &[&str], rows: &[Vec<String>]) -> Vec<String> {
+    let visible = |text: &str| pieces(text).filter(|(visible, _)| *visible).count();
     let mut widths: Vec<usize> = head.iter().map(|h| h.len()).collect();
     for row in rows {
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = (*width).max(visible(cell));
         }
     }
-    let mut out = std::io::stdout().lock();
     let head: Vec<String> = head.iter().map(|h| (*h).to_owned()).collect();
-    for row in std::iter::once(&head).chain(rows) {
+    let line = |row: &Vec<String>| {
         let mut line = String::new();
         for (cell, width) in row.iter().zip(&widths) {
             line.push_str(cell);
             line.push_str(&" ".repeat(width.saturating_sub(visible(cell)) + 3));
         }
-        writeln!(out, "{}", line.trim_end())?;
+        line.trim_end().to_owned()
+    };
+    std::iter::once(&head).chain(rows).map(line).collect()
+}
+
+/// Prints rows under a head, columns aligned.
+pub fn table(head: &[&str], rows: &[Vec<String>]) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    lines(head, rows).iter().try_for_each(|line| writeln!(out, "{line}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_aligned_and_cut_whatever_their_colours() {
+        let rows = [
+            vec!["a".to_owned(), "\x1b[32mRunning\x1b[0m".into(), "x".into()],
+            vec!["long".into(), "b".into(), "y".into()],
+        ];
+        let all = lines(&["NAME", "STATUS", "LAST"], &rows);
+        assert_eq!(all, ["NAME   STATUS    LAST", "a      \x1b[32mRunning\x1b[0m   x", "long   b         y"]);
+        assert_eq!(cut(&all[1], 9), "a      \x1b[32mRu\x1b[0m");
+        assert_eq!(cut("äöü", 2), "äö");
     }
-    Ok(())
 }

@@ -153,10 +153,16 @@ pub fn objects() -> Vec<Value> {
         "virtualmachineinstances/sev/fetchcertchain",
         "virtualmachineinstances/sev/querylaunchmeasurement",
     ];
+    let usage = rule(&["subresources.kubevirt.io"], &["usage"], &["list"]);
+    let mut view_role = user_role("view", &READ, &views, &["get"]);
+    if let Some(rules) = view_role["rules"].as_array_mut() {
+        rules.push(usage.clone());
+    }
     let mut edit_role = user_role("edit", &all, &edits, &["get", "update"]);
     if let Some(rules) = edit_role["rules"].as_array_mut() {
         rules.push(rule(&["subresources.kubevirt.io"], &streams, &["get"]));
         rules.push(rule(&["subresources.kubevirt.io"], &views, &["get", "update"]));
+        rules.push(usage);
     }
     let mut admin_role = edit_role.clone();
     admin_role["metadata"] = json!({"name": "kubevirt.io:admin",
@@ -169,7 +175,7 @@ pub fn objects() -> Vec<Value> {
             "provisioner": PROVISIONER, "reclaimPolicy": "Delete", "volumeBindingMode": "Immediate",
             "allowVolumeExpansion": false,
         }),
-        user_role("view", &READ, &views, &["get"]),
+        view_role,
         edit_role,
         admin_role,
         // The controller: cells and what they make. It reads no Secrets.

@@ -43,6 +43,7 @@ pub(super) fn group(versions: &[&str]) -> Value {
 pub(super) fn resources(version: &str) -> Value {
     let entry = |name: String, namespaced: bool| json!({"name": name, "singularName": "", "namespaced": namespaced, "kind": "", "verbs": []});
     let mut list = vec![entry("expand-vm-spec".into(), true)];
+    list.push(entry("usage".into(), true));
     list.push(entry("nodes/explain".into(), false));
     for (resource, all) in [
         ("virtualmachineinstancereplicasets", &["explain"][..]),

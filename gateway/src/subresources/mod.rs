@@ -4,6 +4,7 @@
 
 mod discovery;
 mod stream;
+mod usage;
 mod vm;
 mod vmi;
 
@@ -97,7 +98,7 @@ async fn of_objects(inner: &Inner, mut parts: Parts, body: Body, below: &[&str])
         rest => [&[""][..], rest].concat(),
     };
     match &place[..] {
-        [namespace, resource @ "expand-vm-spec"] if !namespace.is_empty() => {
+        [namespace, resource @ ("expand-vm-spec" | "usage")] if !namespace.is_empty() || *resource == "usage" => {
             let asked = Asked {
                 inner,
                 method: parts.method.clone(),
@@ -110,6 +111,10 @@ async fn of_objects(inner: &Inner, mut parts: Parts, body: Body, below: &[&str])
                 traceparent: String::new(),
             };
             authorize(&asked, &parts).await?;
+            if *resource == "usage" {
+                of_method(&asked, Method::GET)?;
+                return usage::list(&asked).await.map(|v| json_response(&v));
+            }
             of_method(&asked, Method::PUT)?;
             vm::expand_body(&asked, body).await.map(|v| json_response(&v))
         }
@@ -359,6 +364,8 @@ async fn authorize(asked: &Asked<'_>, parts: &Parts) -> Result<(), Status> {
     }
     let user = user(parts);
     let verb = match asked.method {
+        // What has no name is a list, as Kubernetes reads a path.
+        Method::GET | Method::HEAD if asked.name.is_empty() => "list",
         Method::GET | Method::HEAD => "get",
         Method::PUT => "update",
         Method::POST => "create",

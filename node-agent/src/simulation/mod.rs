@@ -415,6 +415,7 @@ async fn agent(
         dns: Vec::new(),
         cluster_domain: String::new(),
         journal: None,
+        usage: None,
         shutdown: config.stop.clone(),
     };
     let node = name.to_owned();

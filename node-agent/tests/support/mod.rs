@@ -200,6 +200,7 @@ impl World {
             dns: vec!["10.96.0.10".parse().unwrap()],
             cluster_domain: "cluster.local".into(),
             journal: Some(telemetry::journal::Config::new(self.dir.path().join("journal"), "node-agent", "test")),
+            usage: None,
             shutdown: stop.clone(),
         };
         let dir = self.dir.clone();

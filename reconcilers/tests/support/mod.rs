@@ -263,6 +263,10 @@ impl NodeAgent for Agent {
         Err(Status::unimplemented("not modelled"))
     }
 
+    async fn usage(&self, _: Request<agent::UsageRequest>) -> Result<Response<agent::UsageReply>, Status> {
+        Err(Status::unimplemented("not modelled"))
+    }
+
     async fn stream(&self, _: Request<Streaming<agent::StreamChunk>>) -> Result<Response<Self::StreamStream>, Status> {
         Err(Status::unimplemented("not modelled"))
     }

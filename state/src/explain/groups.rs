@@ -21,6 +21,7 @@ fn now_only(key: &Key, status: String, node: Option<NodeName>, waits: Vec<Waitin
         run_strategy: String::new(),
         waits,
         steps: vec![],
+        statuses: vec![],
         history: vec![],
         as_of: now,
         live: true,

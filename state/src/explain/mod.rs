@@ -137,6 +137,17 @@ pub struct StepTaken {
     pub milliseconds: u64,
 }
 
+/// What a machine was called from a time on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Called {
+    /// Since when.
+    #[serde(with = "stamp")]
+    pub since: Timestamp,
+    /// The word that people read, where there was one yet, else the phase of the instance; empty where neither existed.
+    pub status: String,
+}
+
 /// What has to happen for a wait to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -218,6 +229,9 @@ pub struct Explanation {
     pub waits: Vec<Waiting>,
     /// Steps of the last start or stop, in order.
     pub steps: Vec<StepTaken>,
+    /// What it was called in the course of time, newest last.
+    #[serde(default)]
+    pub statuses: Vec<Called>,
     /// What happened, newest last.
     pub history: Vec<Entry>,
     /// The time that this is true of.
@@ -266,6 +280,7 @@ impl Explanation {
             run_strategy: vm.map_or("", |v| v.strategy.name()).to_owned(),
             steps: steps(&story, &facts, as_of),
             waits,
+            statuses: story.statuses().to_vec(),
             history: story.into_entries(),
             as_of,
             live: live.is_some(),

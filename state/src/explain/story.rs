@@ -1,6 +1,6 @@
 //! A history, made by comparing what was known before and after each step.
 
-use super::{Actor, Entry};
+use super::{Actor, Called, Entry};
 use crate::{
     Event, Key, Machine, NodeName, Timestamp,
     domain::{Cause, DomainState},
@@ -17,6 +17,8 @@ use api::names;
 
 /// Entries that are kept; the oldest go first.
 const ENTRIES: usize = 300;
+/// Statuses that are kept; the oldest go first.
+const STATUSES: usize = 200;
 /// An object that was seen later than this after it was made was there before anybody looked.
 const FRESH: crate::Millis = crate::Millis::secs(3);
 
@@ -27,6 +29,7 @@ pub struct Story {
     /// What is known, over the lives of several controllers.
     facts: Facts,
     entries: Vec<Entry>,
+    statuses: Vec<Called>,
     waits: Vec<(Wait, Timestamp)>,
     steps: Vec<(Step, Timestamp, Timestamp)>,
     operation: Option<(Timestamp, bool)>,
@@ -43,6 +46,7 @@ impl Story {
             cell: Vm::new(key),
             facts: Facts::default(),
             entries: vec![],
+            statuses: vec![],
             waits: vec![],
             steps: vec![],
             operation: None,
@@ -89,6 +93,11 @@ impl Story {
 
     pub(super) fn steps(&self) -> &[(Step, Timestamp, Timestamp)] {
         &self.steps
+    }
+
+    /// What it was called, newest last.
+    pub(super) fn statuses(&self) -> &[Called] {
+        &self.statuses
     }
 
     /// When the last start or stop began, and whether it is a stop.
@@ -167,6 +176,24 @@ impl Story {
             stopping: new.stopping,
             waits: new.waits,
         };
+        self.called(at);
+    }
+
+    /// Remembers what it is called, where that has changed.
+    fn called(&mut self, at: Timestamp) {
+        let (vm, vmi) = (self.facts.vm.as_ref(), self.facts.vmi.as_ref());
+        let printable = vm.map(|v| v.printable.as_str()).filter(|p| !p.is_empty());
+        let status = printable.or(vmi.map(|v| v.phase.name())).unwrap_or_default();
+        if self.statuses.last().map_or("", |last| &last.status) == status {
+            return;
+        }
+        // What was so before anybody looked was so since it was written.
+        let written = || vmi.and_then(|v| v.phases.iter().find(|(p, _)| *p == v.phase)).map(|(_, since)| *since);
+        let since = if self.statuses.is_empty() { made(written(), at) } else { at };
+        self.statuses.push(Called { since, status: status.to_owned() });
+        if self.statuses.len() > STATUSES {
+            self.statuses.remove(0);
+        }
     }
 
     fn vm(&mut self, at: Timestamp, old: Option<&VmFacts>, new: &Facts) {

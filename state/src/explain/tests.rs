@@ -46,11 +46,15 @@ fn a_life_is_told_in_order_and_once() {
     assert_eq!(e.summary, "web is Running on node n1, as it should be.");
     let steps: Vec<_> = e.steps.iter().map(|s| s.step.as_str()).collect();
     assert_eq!(steps, ["create-vmi", "place-pod", "prepare-pod", "authorise", "boot", "publish"]);
+    let called = |e: &Explanation| e.statuses.iter().map(|c| c.status.clone()).collect::<Vec<_>>();
+    assert_eq!(called(&e), ["Pending", "Scheduled", "Running"]);
+    assert!(e.statuses.is_sorted_by_key(|c| c.since));
     // A controller that finds it running has nothing to tell but that it is there.
     let n = e.history.len();
     w.restart();
     w.settle(10_000);
     let e = explain(&w);
+    assert_eq!(called(&e), ["Pending", "Scheduled", "Running"], "and it is called as before");
     assert_eq!(lines(&e)[n..], ["the controller started anew, or another took over"]);
     assert_eq!(e.steps.len(), 6, "and the steps of the start are still known");
     let text = serde_json::to_string(&e).unwrap();
@@ -75,6 +79,9 @@ fn without_a_recording_the_objects_tell_what_they_keep() {
             "the controller created the instance",
         ]
     );
+    assert_eq!(e.statuses.len(), 1);
+    assert_eq!(e.statuses[0].status, "Running");
+    assert!(e.statuses[0].since < Timestamp(w.now - 5_000), "since it was written, not since somebody looked");
     let mut w = World::with(vm("Halted"));
     w.settle(5_000);
     let e = explain(&w);

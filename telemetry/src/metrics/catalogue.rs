@@ -133,6 +133,11 @@ catalogue! {
     LOAD_15 "kubevirt_vmi_guest_load_15m" Gauge NodeAgent [VMI] more true "Load average of the guest over fifteen minutes, as its agent says";
     HANDLER_READY "kubevirt_virt_handler_ready_status" Gauge NodeAgent [] "Whether this node's agent serves: 1 or 0";
     AGENT_DOMAINS "virtfold_agent_domains" Gauge NodeAgent ["node" "state"] "Machines whose launchers this node's agent knows, by the state of the domain";
+    NODE_CPU "virtfold_node_cpu_seconds_total" Counter NodeAgent ["node"] "Seconds that the processors of the agent's machine were in use, all together, since its boot";
+    NODE_CPUS "virtfold_node_cpus" Gauge NodeAgent ["node"] "Processors of the agent's machine";
+    NODE_MEMORY "virtfold_node_memory_bytes" Gauge NodeAgent ["node"] "Memory of the agent's machine";
+    NODE_AVAILABLE "virtfold_node_memory_available_bytes" Gauge NodeAgent ["node"] "Memory of the agent's machine that could be given to processes without swapping";
+    NODE_LOAD "virtfold_node_load_1m" Gauge NodeAgent ["node"] "Load average of the agent's machine over one minute";
     AGENT_SILENT "virtfold_agent_silent_launchers_total" Counter NodeAgent [] "Launchers that did not answer for a scrape in time";
 
     // --- machines: the controller ---
