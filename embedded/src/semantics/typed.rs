@@ -8,6 +8,9 @@ use serde_json::{Map, Value};
 use super::fields::{self, Fields};
 use super::schema::{Additional, ListType, Node, Schema};
 
+/// Items of a list by what they are told by.
+type Elements<'v> = BTreeMap<String, Vec<&'v Value>>;
+
 /// A place in a schema; without a node nothing is known: maps are taken apart, lists are not.
 #[derive(Debug, Clone, Copy)]
 pub struct Place<'a> {
@@ -124,9 +127,9 @@ impl<'a> Place<'a> {
     }
 
     /// Items by element, in order; an element that is there twice has several values. What is no element is left out.
-    fn items(self, list: &[Value]) -> (Vec<(String, &Value)>, BTreeMap<String, Vec<&Value>>) {
+    fn items(self, list: &[Value]) -> (Vec<(String, &Value)>, Elements<'_>) {
         let mut order = Vec::new();
-        let mut by = BTreeMap::<String, Vec<&Value>>::new();
+        let mut by = Elements::new();
         for item in list {
             let Ok(element) = self.element(item) else { continue };
             order.push((element.clone(), item));
@@ -342,7 +345,7 @@ impl<'a> Place<'a> {
     fn merge_items(self, old: &[Value], new: &[Value]) -> Vec<Value> {
         let (left, before) = self.items(old);
         let (right, after) = self.items(new);
-        let one = |by: &BTreeMap<String, Vec<&Value>>, e: &str| -> Option<Value> {
+        let one = |by: &Elements, e: &str| -> Option<Value> {
             by.get(e).filter(|v| v.len() == 1).and_then(|v| v.first()).map(|v| Value::clone(v))
         };
         let both = |e: &str| match (one(&before, e), one(&after, e)) {
