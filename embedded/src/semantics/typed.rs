@@ -272,7 +272,16 @@ impl<'a> Place<'a> {
                 self.compare_items(&[], y, &mut out);
                 out.added.member |= old.is_none();
             }
-            _ => whole(&mut out),
+            (a_form, b_form) => {
+                whole(&mut out);
+                // Of what takes another form nothing stays that was below it.
+                if !matches!(a_form, None | Some(Form::One)) {
+                    out.removed.below = self.compare(a, None).removed.below;
+                }
+                if !matches!(b_form, None | Some(Form::One)) {
+                    out.added.below = self.compare(None, b).added.below;
+                }
+            }
         }
         out
     }
