@@ -142,9 +142,8 @@ async fn serve(options: &args::Gateway) -> anyhow::Result<()> {
     let telemetry = telemetry::init(&telemetry::Options {
         service: "virtfold-gateway",
         otlp_endpoint: options.otlp_endpoint.clone(),
-        log_file: None,
         log_filter: options.log.clone(),
-        json: false,
+        ..telemetry::Options::default()
     })?;
     let stop = CancellationToken::new();
     until_asked(&stop)?;

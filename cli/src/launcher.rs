@@ -12,7 +12,6 @@ pub fn run(options: args::Launcher) -> anyhow::Result<u8> {
     // Its log is the container's: what `kubectl logs` shows.
     let telemetry = telemetry::Options {
         service: "virtfold-launcher",
-        otlp_endpoint: options.otlp_endpoint,
         log_filter: "info".into(),
         ..telemetry::Options::default()
     };

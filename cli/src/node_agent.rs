@@ -64,6 +64,10 @@ async fn serve(config: AgentConfig, outside: File) -> anyhow::Result<()> {
     let telemetry = telemetry::init(&telemetry::Options {
         service: "virtfold-node-agent",
         otlp_endpoint: config.otlp_endpoint.clone(),
+        otlp_via: config.otlp_via,
+        // A launcher's network is its guest's.
+        speaks_for: Some("virtfold-launcher"),
+        node: Some(config.node.name.clone()),
         // Standard output and standard error are the agent's log already.
         log_file: None,
         log_filter: config.log_filter.clone(),

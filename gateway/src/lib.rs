@@ -110,19 +110,8 @@ pub(crate) struct Inner {
 
 /// A trace that begins with a write of a spec: the write is its root, and what follows from it hangs below.
 fn new_trace() -> String {
-    let (context, now) = (telemetry::TraceContext::random(), std::time::SystemTime::now());
-    telemetry::emit(telemetry::Step {
-        context,
-        cell: "",
-        operation: "write",
-        step: None,
-        parent: None,
-        begins: true,
-        start: now,
-        end: now,
-        attributes: Vec::new(),
-        error: None,
-    });
+    let (context, now) = (telemetry::begin(), std::time::SystemTime::now());
+    telemetry::emit(telemetry::Step { begins: true, ..telemetry::Step::of(context, "", "write", now) });
     context.to_string()
 }
 

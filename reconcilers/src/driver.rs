@@ -328,12 +328,16 @@ impl Driver {
         }
         let Some(cell) = self.vms.get_mut(&key) else { return };
         let event = Event::new(at, input);
-        let began = Instant::now();
+        let (began, before) = (Instant::now(), cell.machine.phase());
         let commands = self.parts.journal.step(&key.to_string(), None, &mut cell.machine, &event);
         self.parts.metrics.step(metrics::Cell::Vm, began.elapsed());
-        for step in cell.machine.take_steps() {
-            self.parts.metrics.finished(&step);
-            emit(&key, &step);
+        let ended = cell.machine.take_steps();
+        if !ended.is_empty() {
+            let transition = format!("{} -> {} ({})", before.name(), cell.machine.phase().name(), event.input.name());
+            for step in ended {
+                self.parts.metrics.finished(&step);
+                emit(&key, &step, &transition);
+            }
         }
         let interests = cell.machine.interests();
         let empty = cell.machine.is_empty();
@@ -428,6 +432,7 @@ impl Driver {
         let (executor, answers, sessions) =
             (self.parts.executor.clone(), self.answers.clone(), self.parts.sessions.clone());
         let (waiting, epoch, counter) = (self.waiting.clone(), self.parts.epoch, self.parts.metrics.commands());
+        let traceparent = self.vms.get(&key).and_then(|cell| cell.machine.traceparent()).unwrap_or_default().to_owned();
         if let Order::Acknowledge { pod, .. } = &order
             && let Some(cell) = self.nodes.get_mut(&node)
         {
@@ -445,7 +450,7 @@ impl Driver {
                 Order::Do(instruction) => match executor.vmi_bytes(&key, &instruction.vmi).await {
                     Err(settled) => settled,
                     Ok(_) if !executor.leads() => Settled::Unknown,
-                    Ok((vmi, traceparent)) => {
+                    Ok(vmi) => {
                         let slot = (node.clone(), instruction.id.to_string());
                         waiting.insert(slot.clone(), (key.clone(), id));
                         let message = proto::convert::instruct(&instruction, epoch, vmi, traceparent);
@@ -718,29 +723,50 @@ fn namespace(key: &Key, interest: &Interest) -> String {
     }
 }
 
-/// Sends the span of a finished step, and with the last one that of the whole operation.
-fn emit(key: &Key, f: &Finished) {
+/// Sends the span of a finished step and those of its waits, and with the last one that of the whole operation.
+fn emit(key: &Key, f: &Finished, transition: &str) {
     let Some(context) = telemetry::TraceContext::parse(&f.traceparent) else { return };
     let time = |t: Timestamp| UNIX_EPOCH + Duration::from_millis(t.0);
-    let attributes = || {
+    let operation = f.step.operation();
+    let attributes = |more: Option<(&'static str, String)>| {
         let mut all = vec![("k8s.namespace.name", key.namespace.clone()), ("kubevirt.vm.name", key.name.clone())];
         all.extend(f.resumed.then(|| ("virtfold.interrupted", "true".to_owned())));
+        all.extend(more);
         all
     };
-    let step = |step, start, error| telemetry::Step {
-        context,
-        cell: f.instance.as_str(),
-        operation: f.step.operation(),
-        step,
-        parent: None,
-        begins: false,
-        start: time(start),
+    let base = telemetry::Step::of(context, f.instance.as_str(), operation, time(f.start));
+    for wait in &f.waits {
+        telemetry::emit(telemetry::Step {
+            step: Some(wait.what.name()),
+            parent: Some(f.step.name()),
+            start: time(wait.from),
+            end: time(wait.to),
+            attributes: attributes(Some(("virtfold.waits_for", wait.what.name().to_owned()))),
+            ..base.clone()
+        });
+    }
+    let error = f.error.clone().map(telemetry::Failure::new);
+    telemetry::emit(telemetry::Step {
+        step: Some(f.step.name()),
         end: time(f.end),
-        attributes: attributes(),
-        error,
-    };
-    telemetry::emit(step(Some(f.step.name()), f.start, f.error.clone()));
+        attributes: attributes(Some(("virtfold.transition", transition.to_owned()))),
+        error: error.clone(),
+        ..base.clone()
+    });
     if let Some(began) = f.closes {
-        telemetry::emit(step(None, began, f.error.clone()));
+        let links = f.cause.iter().filter_map(|cause| {
+            let of = telemetry::TraceContext::parse(&cause.traceparent)?;
+            let context =
+                if cause.instance.as_str().is_empty() { of } else { of.operation(cause.instance.as_str(), "start") };
+            Some(telemetry::Cause { context, relation: cause.relation.name() })
+        });
+        telemetry::emit(telemetry::Step {
+            start: time(began),
+            end: time(f.end),
+            attributes: attributes(None),
+            error,
+            links: links.collect(),
+            ..base
+        });
     }
 }

@@ -244,7 +244,7 @@ impl Executor {
         &self,
         key: &state::Key,
         uid: &state::VmiUid,
-    ) -> Result<(bytes::Bytes, String), Settled<Object>> {
+    ) -> Result<bytes::Bytes, Settled<Object>> {
         let target = ObjectRef {
             kind: Kind::VirtualMachineInstance,
             namespace: key.namespace.clone(),
@@ -262,8 +262,7 @@ impl Executor {
         if seen.metadata.uid != uid.as_str() {
             return Err(Settled::Gone);
         }
-        let traceparent = seen.metadata.annotations.get(api::names::ANN_TRACEPARENT).cloned();
-        Ok((answer.into(), traceparent.unwrap_or_default()))
+        Ok(answer.into())
     }
 }
 

@@ -15,7 +15,7 @@ use kube::{
     Api, Client,
     api::{ObjectMeta, PostParams},
 };
-use state::{Epoch, LeaderInstance};
+use state::{Epoch, LeaderInstance, Millis, Timestamp, trace::Reign};
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use tokio::{sync::Mutex, time::Instant};
 
@@ -94,6 +94,8 @@ pub struct Leadership {
     pub instance: LeaderInstance,
     /// Until when we lead at most, by our own clock.
     pub until: tokio::sync::watch::Sender<Instant>,
+    /// Since when, and who led before: for what is told of the time between.
+    pub reign: Reign,
 }
 
 fn now() -> MicroTime {
@@ -109,18 +111,21 @@ pub async fn acquire(client: &Client, config: LeaseConfig, instance: LeaderInsta
     let api: Api<Lease> = Api::namespaced(client.clone(), &config.namespace);
     // (resourceVersion, since when we see it)
     let mut seen: Option<(String, Instant)> = None;
+    // When the holder before us was alive for the last time.
+    let mut before = None;
     // Since when a write of ours may have been done whose answer was lost: the Lease counts from there.
     let mut unsure: Option<Instant> = None;
     loop {
         let asked = Instant::now();
-        match try_acquire(&api, &config, &instance, &mut seen).await {
+        match try_acquire(&api, &config, &instance, &mut seen, &mut before).await {
             Ok(Some(lease)) => {
                 let version = lease.metadata.resource_version.as_deref().and_then(|v| v.parse().ok());
                 let epoch = Epoch(version.ok_or_else(|| LeaseError::Version(config.name.clone()))?);
                 let until = tokio::sync::watch::Sender::new(unsure.unwrap_or(asked) + config.duration);
                 tracing::info!(%epoch, %instance, "leading");
                 let lease = Arc::new(Mutex::new(lease));
-                return Ok(Leadership { api, config, lease, epoch, instance, until });
+                let reign = Reign { since: crate::driver::wall(), before };
+                return Ok(Leadership { api, config, lease, epoch, instance, until, reign });
             }
             Ok(None) => {}
             Err(error) => {
@@ -137,6 +142,7 @@ async fn try_acquire(
     config: &LeaseConfig,
     instance: &LeaderInstance,
     seen: &mut Option<(String, Instant)>,
+    before: &mut Option<Timestamp>,
 ) -> kube::Result<Option<Lease>> {
     let mine = |transitions| LeaseSpec {
         holder_identity: Some(instance.to_string()),
@@ -169,6 +175,10 @@ async fn try_acquire(
         // The reply to our own write was lost.
         return Ok(Some(lease));
     }
+    let renewed = lease.spec.as_ref().and_then(|s| s.renew_time.as_ref()).map(|t| t.0.as_millisecond());
+    // Whoever gave it up did so with its last write; another one may have worked on until its next one was due.
+    let more = if held.is_empty() { Millis(0) } else { Millis(config.renew_every.as_millis() as u64) };
+    *before = renewed.and_then(|ms| u64::try_from(ms).ok()).map(|ms| Timestamp(ms).after(more));
     let version = lease.metadata.resource_version.clone().unwrap_or_default();
     let since = match seen {
         Some((v, since)) if *v == version => *since,
@@ -281,6 +291,7 @@ impl Leadership {
         let mut lease = self.lease.lock().await.clone();
         if let Some(spec) = &mut lease.spec {
             spec.holder_identity = None;
+            spec.renew_time = Some(now());
         }
         if let Err(error) = self.api.replace(&self.config.name, &PostParams::default(), &lease).await {
             tracing::debug!(%error, "lease not released");

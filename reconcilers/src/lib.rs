@@ -148,7 +148,7 @@ pub async fn run(config: Config) -> Result<(), Error> {
         executor: executor::Executor::new(client.clone(), until),
         sessions: sessions.clone(),
         events: events::Events::new(client.clone()),
-        config: config.cluster.clone(),
+        config: ClusterConfig { reign: leadership.reign, ..config.cluster.clone() },
         epoch,
         journal,
     };

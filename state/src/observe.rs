@@ -484,6 +484,9 @@ pub struct VmiView {
     /// When the start that made it began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub began: Option<Timestamp>,
+    /// Trace context of the set that made it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub made_by: Option<String>,
     /// Who created it, as admission saw it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub created_by: Option<String>,
@@ -527,6 +530,12 @@ impl VmiView {
         self.phase == phase || self.status.phase_transition_timestamps.iter().any(|t| t.phase == phase.name())
     }
 
+    /// When it reached a phase.
+    pub fn reached(&self, phase: Phase) -> Option<Timestamp> {
+        let all = &self.status.phase_transition_timestamps;
+        Timestamp::parse(&all.iter().find(|t| t.phase == phase.name())?.phase_transition_timestamp)
+    }
+
     /// The pod that may run the domain.
     pub fn active_pod(&self) -> Option<PodUid> {
         self.status.active_pods.keys().next().map(|k| PodUid(k.clone()))
@@ -559,6 +568,7 @@ impl Project for VmiView {
             vm_generation: raw.metadata.annotations.get(names::ANN_VM_GENERATION).and_then(|g| g.parse().ok()),
             traceparent: raw.metadata.annotations.get(names::ANN_TRACEPARENT).cloned(),
             began: raw.metadata.annotations.get(names::ANN_BEGAN).and_then(|t| t.parse().ok()).map(Timestamp),
+            made_by: raw.metadata.annotations.get(names::ANN_MADE_BY).cloned(),
             created_by: raw.metadata.annotations.get(names::ANN_CHANGED_BY).cloned(),
             node_label: raw.metadata.labels.get(names::LABEL_NODE_NAME).cloned(),
             grace: Millis::secs(u64::try_from(raw.spec.grace_seconds()).unwrap_or(0)),

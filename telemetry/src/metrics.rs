@@ -444,6 +444,7 @@ fn spans(sheet: &mut Sheet) {
         sheet.tell(&catalogue::SPANS, &[outcome], count);
     }
     sheet.tell(&catalogue::SPANS_WAITING, &[], c.waiting);
+    sheet.tell(&catalogue::LOG_LINES_SUPPRESSED, &[], crate::logs::suppressed());
 }
 
 struct Page {

@@ -105,7 +105,7 @@ async fn up(options: args::Up) -> anyhow::Result<()> {
         otlp_endpoint: options.otlp_endpoint.clone(),
         log_file: Some(layout.data("virtfold.log")),
         log_filter: "info".into(),
-        json: false,
+        ..telemetry::Options::default()
     })?;
     let listener = https::listen(options.listen).await.map_err(|error| match error {
         HttpsError::PortTaken(address) => {
@@ -319,8 +319,8 @@ async fn parts(site: &Site<'_>, plane: &Plane) -> anyhow::Result<CancellationTok
     site.controller_tasks.spawn(lead(controller));
 
     observe(site, plane).await?;
-    let collector = match &options.otlp_endpoint {
-        Some(endpoint) => Some(network::relay(netns, endpoint).await?),
+    let collector = match telemetry::collector(options.otlp_endpoint.as_deref())? {
+        Some(collector) => Some(network::relay(netns, collector).await?),
         None => None,
     };
     let agents = CancellationToken::new();
@@ -347,7 +347,9 @@ async fn parts(site: &Site<'_>, plane: &Plane) -> anyhow::Result<CancellationTok
                 .map(|file| embedded::images::authorities(file))
                 .collect::<Result<_, _>>()
                 .context("--registry-ca")?,
-            otlp_endpoint: collector.clone(),
+            otlp_endpoint: options.otlp_endpoint.clone(),
+            otlp_via: collector,
+            environment: agents::environment(),
             use_emulation: options.use_emulation,
             journal: options.journal.clone(),
             // What a client says of a server that is away is said by who asked.

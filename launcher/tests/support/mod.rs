@@ -191,7 +191,7 @@ impl Launcher {
         let log = self.path("log");
         let console = self.path("share/console.log");
         self.runtime.block_on(async {
-            let mut stream = self.client.watch(WatchRequest {}).await.unwrap().into_inner();
+            let mut stream = self.client.watch(WatchRequest::default()).await.unwrap().into_inner();
             let mut last = None;
             let found = tokio::time::timeout(LONG, async {
                 loop {
@@ -222,7 +222,7 @@ impl Launcher {
     /// Watches to the outcome, which is then the same as the termination message.
     pub fn outcome(&mut self) -> Outcome {
         let outcome = self.runtime.block_on(async {
-            let mut stream = self.client.watch(WatchRequest {}).await.unwrap().into_inner();
+            let mut stream = self.client.watch(WatchRequest::default()).await.unwrap().into_inner();
             tokio::time::timeout(LONG, async {
                 loop {
                     if let update::Kind::Outcome(o) =

@@ -199,16 +199,11 @@ impl Step {
     fn end(self, error: Option<&str>) {
         let Some(context) = telemetry::TraceContext::parse(&self.traceparent) else { return };
         telemetry::emit(telemetry::Step {
-            context,
-            cell: &self.cell,
-            operation: "start",
             step: Some(self.name),
             parent: Some("boot"),
-            begins: false,
-            start: self.start,
-            end: SystemTime::now(),
-            attributes: Vec::new(),
-            error: error.map(str::to_owned),
+            error: error
+                .map(|message| telemetry::Failure { reason: "NetworkNotPrepared".into(), message: message.to_owned() }),
+            ..telemetry::Step::of(context, &self.cell, "start", self.start)
         });
     }
 }

@@ -8,7 +8,7 @@ use crate::{
     instancetype::Role,
     launcher_pod_name,
     object::{CommandId, Kind, ObjectRef, Refusal, Settled},
-    observe::{ClaimView, Object, PodView, RevisionView, VmView, VmiView},
+    observe::{ClaimView, Object, Phase, PodView, RevisionView, VmView, VmiView},
     slot::{Folded, Slot},
     trace::Marks,
 };
@@ -149,6 +149,11 @@ impl Vm {
     /// Its key.
     pub fn key(&self) -> &Key {
         &self.key
+    }
+
+    /// Phase of the instance; [`Phase::Unset`] where there is none.
+    pub fn phase(&self) -> Phase {
+        self.vmi.get().map_or(Phase::Unset, |v| v.phase)
     }
 
     /// Nothing is left of it: no object, nothing in flight. The driver may drop it.

@@ -183,6 +183,7 @@ catalogue! {
     REST_LATENCY "kubevirt_rest_client_request_latency_seconds" Histogram All ["verb" "url"] buckets REQUEST "Time to the answer of the API server, in seconds; the URL without names";
     SPANS "virtfold_spans_total" Counter All ["outcome"] "Finished spans: exported, failed or overflown (lost on the way to the collector), unsent (no collector, or not sampled)";
     SPANS_WAITING "virtfold_spans_waiting" Gauge All [] "Spans that wait for the collector";
+    LOG_LINES_SUPPRESSED "virtfold_log_lines_suppressed_total" Counter All [] "Lines of the log that were left out because their message had come too often";
     METRIC_SERIES_DROPPED "virtfold_metric_series_dropped_total" Counter All [] "Series that were not told because a metric had too many";
     CERTIFICATE_ENDS "virtfold_certificate_expiry_timestamp_seconds" Gauge All [] "When the certificate ends by which this process shows its metrics, in seconds since 1970; a node's agent has no other";
     SCRAPES "virtfold_scrapes_total" Counter All ["code"] "Requests for metrics, by the code of the answer";
