@@ -15,7 +15,7 @@ use kube::Client;
 use kube::config::Kubeconfig;
 use launcher::machine::Accelerator;
 use serde::{Deserialize, Serialize};
-use telemetry::metrics::Registry;
+use telemetry::metrics::{Registry, catalogue as c};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -179,6 +179,10 @@ async fn observe(
 ) -> anyhow::Result<()> {
     let seen = pods.changed();
     let machines = node_agent::Metrics::new(registry, node.name.clone(), pods);
+    let ready: observed::Ready = Arc::new(move || match *seen.borrow() {
+        0 => Err("not all pods of the node are known yet".into()),
+        _ => Ok(()),
+    });
     let what = Observed {
         registry: registry.clone(),
         client: client.clone(),
@@ -186,10 +190,7 @@ async fn observe(
             let machines = machines.clone();
             Box::pin(async move { machines.collect().await })
         })),
-        ready: Arc::new(move || match *seen.borrow() {
-            0 => Err("not all pods of the node are known yet".into()),
-            _ => Ok(()),
-        }),
+        ready: vec![(&c::HANDLER_READY, ready)],
     };
     observed::spawn(what, SocketAddr::from((node.address(), METRICS_PORT)), observed::tls(tls), stop.clone()).await
 }

@@ -83,6 +83,8 @@ pub struct Config {
     pub patience: std::time::Duration,
     /// Where it counts.
     pub metrics: telemetry::metrics::Registry,
+    /// Says what it lacks: the settings of the cluster, as long as they cannot be followed.
+    pub readiness: telemetry::Readiness,
 }
 
 impl std::fmt::Debug for Config {
@@ -144,7 +146,7 @@ impl Gateway {
     /// Keeps the settings as the cluster's KubeVirt object says, and its presets at hand. Never ends; without it the settings of
     /// the configuration hold.
     pub async fn follow(&self) {
-        self.inner.cluster.follow(&self.inner.config.client).await;
+        self.inner.cluster.follow(&self.inner.config.client, &self.inner.config.readiness).await;
     }
 
     /// Admits a write, or says why not.

@@ -331,7 +331,7 @@ impl Core {
         let answers = self.state() == DomainState::Running && alive.agent_level.borrow().connected;
         let (domain, agent) = (alive.domain.clone(), answers.then(|| alive.agent.clone()));
         let nics = self.nics.iter().map(|nic| nic.name.clone()).collect();
-        let known = stats::Known { nics, labels: self.labels.clone() };
+        let known = stats::Known { nics, labels: self.labels.clone(), paused: self.state() == DomainState::Paused };
         tokio::spawn(async move {
             let _ = reply.send(stats::collect(domain.as_ref(), agent, known).await);
         });

@@ -6,8 +6,8 @@ use futures::Stream;
 use proto::agent::{Ack, VerbReply, VerbRequest};
 use proto::launcher::launcher_server::Launcher;
 use proto::launcher::{
-    InfoReply, InfoRequest, Order, ProbeReply, ProbeRequest, StatsReply, StatsRequest, Step, ToldReply, ToldRequest, Update,
-    WatchRequest, update,
+    InfoReply, InfoRequest, Order, ProbeReply, ProbeRequest, StatsReply, StatsRequest, Step, ToldReply, ToldRequest,
+    Update, WatchRequest, update,
 };
 use tokio::sync::{mpsc, oneshot, watch};
 use tonic::transport::server::UdsConnectInfo;

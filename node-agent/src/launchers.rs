@@ -9,7 +9,9 @@ use futures::{FutureExt, StreamExt};
 use hyper_util::rt::TokioIo;
 use proto::agent::{Ack, VerbReply, VerbRequest};
 use proto::launcher::launcher_client::LauncherClient;
-use proto::launcher::{InfoReply, InfoRequest, NicFacts, Order, StatsReply, StatsRequest, ToldRequest, Update, WatchRequest};
+use proto::launcher::{
+    InfoReply, InfoRequest, NicFacts, Order, StatsReply, StatsRequest, ToldRequest, Update, WatchRequest,
+};
 use state::domain::RefusalReason;
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint, Uri};

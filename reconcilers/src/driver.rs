@@ -31,6 +31,7 @@ use std::{
 };
 use telemetry::journal::Journal;
 use tokio::{sync::mpsc, time::Instant};
+use tracing::Instrument;
 
 /// Answers that may wait for the driver.
 const ANSWERS: usize = 1024;
@@ -420,68 +421,81 @@ impl Driver {
                 | Command::Patch { .. }
                 | Command::Delete { .. }
                 | Command::Confirm { .. }) => {
-                    let key = key.clone();
-                    self.execute(command, move |id, result| Answer::Vm(key, id, result));
+                    let (key, said) = (key.clone(), about_cell(key, Some(self.traceparent(key))));
+                    self.execute(command, said, move |id, result| Answer::Vm(key, id, result));
                 }
                 Command::Survey { .. } => tracing::error!(%key, "a Vm cell asked for what no Vm cell may"),
             }
         }
     }
 
+    /// Trace context of what a machine does.
+    fn traceparent(&self, key: &Key) -> &str {
+        self.vms.get(key).and_then(|cell| cell.machine.traceparent()).unwrap_or_default()
+    }
+
     fn instruct(&mut self, key: Key, id: CommandId, node: NodeName, order: Order) {
         let (executor, answers, sessions) =
             (self.parts.executor.clone(), self.answers.clone(), self.parts.sessions.clone());
         let (waiting, epoch, counter) = (self.waiting.clone(), self.parts.epoch, self.parts.metrics.commands());
-        let traceparent = self.vms.get(&key).and_then(|cell| cell.machine.traceparent()).unwrap_or_default().to_owned();
+        let traceparent = self.traceparent(&key).to_owned();
+        let said = about_cell(&key, Some(&traceparent));
         if let Order::Acknowledge { pod, .. } = &order
             && let Some(cell) = self.nodes.get_mut(&node)
         {
             cell.outcomes.remove(pod);
         }
-        tokio::spawn(async move {
-            let settled = match order {
-                Order::Acknowledge { pod, seq } => {
-                    let ack = agent::OutcomeAck { pod_uid: pod.to_string(), seq };
-                    match sessions.send(&node, controller_message::Kind::OutcomeAck(ack)) {
-                        Some(_) => Settled::Applied(None),
-                        None => Settled::Unknown,
-                    }
-                }
-                Order::Do(instruction) => match executor.vmi_bytes(&key, &instruction.vmi).await {
-                    Err(settled) => settled,
-                    Ok(_) if !executor.leads() => Settled::Unknown,
-                    Ok(vmi) => {
-                        let slot = (node.clone(), instruction.id.to_string());
-                        waiting.insert(slot.clone(), (key.clone(), id));
-                        let message = proto::convert::instruct(&instruction, epoch, vmi, traceparent);
-                        if sessions.send(&node, controller_message::Kind::Instruct(message)).is_some() {
-                            // The answer, or the end of the session, settles it.
-                            return;
+        tokio::spawn(
+            async move {
+                let settled = match order {
+                    Order::Acknowledge { pod, seq } => {
+                        let ack = agent::OutcomeAck { pod_uid: pod.to_string(), seq };
+                        match sessions.send(&node, controller_message::Kind::OutcomeAck(ack)) {
+                            Some(_) => Settled::Applied(None),
+                            None => Settled::Unknown,
                         }
-                        waiting.remove(&slot);
-                        Settled::Unknown
                     }
-                },
-            };
-            counter.add(&["instruct", metrics::outcome(&settled)]);
-            let _ = answers.send(Answer::Vm(key, id, settled)).await;
-        });
+                    Order::Do(instruction) => match executor.vmi_bytes(&key, &instruction.vmi).await {
+                        Err(settled) => settled,
+                        Ok(_) if !executor.leads() => Settled::Unknown,
+                        Ok(vmi) => {
+                            let slot = (node.clone(), instruction.id.to_string());
+                            waiting.insert(slot.clone(), (key.clone(), id));
+                            let message = proto::convert::instruct(&instruction, epoch, vmi, traceparent);
+                            if sessions.send(&node, controller_message::Kind::Instruct(message)).is_some() {
+                                // The answer, or the end of the session, settles it.
+                                return;
+                            }
+                            waiting.remove(&slot);
+                            Settled::Unknown
+                        }
+                    },
+                };
+                counter.add(&["instruct", metrics::outcome(&settled)]);
+                let _ = answers.send(Answer::Vm(key, id, settled)).await;
+            }
+            .instrument(said),
+        );
     }
 
     /// Carries out a write or a live read beside the driver; how it settled comes back as the answer.
     fn execute<O: Read + Send>(
         &self,
         command: Command,
+        said: tracing::Span,
         answer: impl FnOnce(CommandId, Settled<O>) -> Answer + Send + 'static,
     ) {
         let Some(id) = command.id() else { return };
         let (executor, answers) = (self.parts.executor.clone(), self.answers.clone());
         let counter = self.parts.metrics.commands();
-        tokio::spawn(async move {
-            let result = write(&executor, &command).await;
-            counter.add(&[metrics::command(&command), metrics::outcome(&result)]);
-            let _ = answers.send(answer(id, result)).await;
-        });
+        tokio::spawn(
+            async move {
+                let result = write(&executor, &command).await;
+                counter.add(&[metrics::command(&command), metrics::outcome(&result)]);
+                let _ = answers.send(answer(id, result)).await;
+            }
+            .instrument(said),
+        );
     }
 
     // --- Set cells ---
@@ -538,8 +552,8 @@ impl Driver {
                 | Command::Patch { .. }
                 | Command::Delete { .. }
                 | Command::Confirm { .. }) => {
-                    let key = key.clone();
-                    self.execute(command, move |id, result| Answer::Set(key, id, result));
+                    let (key, said) = (key.clone(), about_cell(&key, None));
+                    self.execute(command, said, move |id, result| Answer::Set(key, id, result));
                 }
                 Command::Survey { id, kind, namespace, selector } => self.survey(&key, id, kind, namespace, selector),
                 Command::Instruct { .. } => tracing::error!(%key, "a Set cell asked for what no Set cell may"),
@@ -595,8 +609,8 @@ impl Driver {
                 Command::Wake { at } => self.arm(CellId::Node(name.clone()), at),
                 Command::Note(note) => self.parts.events.write(&note),
                 command @ (Command::Patch { .. } | Command::Confirm { .. }) => {
-                    let name = name.clone();
-                    self.execute(command, move |id, result| Answer::Node(name, id, result));
+                    let (name, said) = (name.clone(), about_cell(&name, None));
+                    self.execute(command, said, move |id, result| Answer::Node(name, id, result));
                 }
                 Command::Create { .. } | Command::Delete { .. } | Command::Survey { .. } | Command::Instruct { .. } => {
                     tracing::error!(%name, "a Node cell asked for what no Node cell may");
@@ -713,6 +727,12 @@ fn about(sight: &Sight) -> Kind {
         Sight::Present(o) => o.reference().kind,
         Sight::Gone(r) | Sight::Vanished(r) => r.kind,
     }
+}
+
+/// What is logged while something is done for a cell names it, and its trace.
+fn about_cell(cell: &impl std::fmt::Display, traceparent: Option<&str>) -> tracing::Span {
+    let trace = traceparent.and_then(|t| t.split('-').nth(1));
+    tracing::info_span!("cell", %cell, trace)
 }
 
 /// Nodes have no namespace.

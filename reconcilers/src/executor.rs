@@ -240,11 +240,7 @@ impl Executor {
     }
 
     /// The whole VMI, for an instruction. `Err` says how the instruction settles.
-    pub async fn vmi_bytes(
-        &self,
-        key: &state::Key,
-        uid: &state::VmiUid,
-    ) -> Result<bytes::Bytes, Settled<Object>> {
+    pub async fn vmi_bytes(&self, key: &state::Key, uid: &state::VmiUid) -> Result<bytes::Bytes, Settled<Object>> {
         let target = ObjectRef {
             kind: Kind::VirtualMachineInstance,
             namespace: key.namespace.clone(),

@@ -17,6 +17,7 @@ use kube::{
 };
 use state::{Epoch, LeaderInstance, Millis, Timestamp, trace::Reign};
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use telemetry::Readiness;
 use tokio::{sync::Mutex, time::Instant};
 
 /// Renewals that may hang one after another within the time of a Lease.
@@ -106,8 +107,16 @@ fn seconds(d: Duration) -> i32 {
     i32::try_from(d.as_secs().max(1)).unwrap_or(i32::MAX)
 }
 
-/// Waits until the Lease is ours. Never gives up; errors of the API are logged and tried again.
-pub async fn acquire(client: &Client, config: LeaseConfig, instance: LeaderInstance) -> Result<Leadership, LeaseError> {
+/// What a controller lacks that cannot learn who leads.
+const LEASE: &str = "lease";
+
+/// Waits until the Lease is ours. Never gives up; errors of the API are logged and tried again, and make it unready.
+pub async fn acquire(
+    client: &Client,
+    config: LeaseConfig,
+    instance: LeaderInstance,
+    readiness: &Readiness,
+) -> Result<Leadership, LeaseError> {
     let api: Api<Lease> = Api::namespaced(client.clone(), &config.namespace);
     // (resourceVersion, since when we see it)
     let mut seen: Option<(String, Instant)> = None;
@@ -119,6 +128,7 @@ pub async fn acquire(client: &Client, config: LeaseConfig, instance: LeaderInsta
         let asked = Instant::now();
         match try_acquire(&api, &config, &instance, &mut seen, &mut before).await {
             Ok(Some(lease)) => {
+                readiness.has(LEASE);
                 let version = lease.metadata.resource_version.as_deref().and_then(|v| v.parse().ok());
                 let epoch = Epoch(version.ok_or_else(|| LeaseError::Version(config.name.clone()))?);
                 let until = tokio::sync::watch::Sender::new(unsure.unwrap_or(asked) + config.duration);
@@ -127,8 +137,9 @@ pub async fn acquire(client: &Client, config: LeaseConfig, instance: LeaderInsta
                 let reign = Reign { since: crate::driver::wall(), before };
                 return Ok(Leadership { api, config, lease, epoch, instance, until, reign });
             }
-            Ok(None) => {}
+            Ok(None) => readiness.has(LEASE),
             Err(error) => {
+                readiness.lacks(LEASE, &error);
                 unsure.get_or_insert(asked);
                 tracing::warn!(%error, lease = config.name, "cannot take the lease yet");
             }
@@ -327,7 +338,7 @@ mod tests {
         });
         let config = LeaseConfig { namespace: "default".into(), ..LeaseConfig::default() };
         let client = Client::new(service, "default");
-        let leadership = acquire(&client, config, LeaderInstance("a".into())).await.unwrap();
+        let leadership = acquire(&client, config, LeaderInstance("a".into()), &Readiness::default()).await.unwrap();
         tokio::select! {
             lost = leadership.keep() => panic!("{lost}"),
             () = tokio::time::sleep(Duration::from_secs(60)) => {}

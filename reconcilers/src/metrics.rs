@@ -231,7 +231,6 @@ pub(crate) fn leads(registry: &Registry, caches: Caches) {
 
 fn status(sheet: &mut Sheet, leads: bool) {
     sheet.tell(&c::CONTROLLER_LEADS, &[], leads);
-    sheet.tell(&c::CONTROLLER_READY, &[], true);
 }
 
 impl Caches {
@@ -253,6 +252,8 @@ impl Caches {
             let key = vm.key();
             machine(sheet, &key.namespace, &key.name, &vm.view, instances.get(&key).map(AsRef::as_ref));
         }
+        let outdated = vmis.iter().filter(|v| v.view.is_outdated()).count();
+        sheet.tell(&c::VMI_OUTDATED, &[], outdated);
         for vmi in &vmis {
             let key = vmi.key();
             instance(sheet, &key.namespace, &key.name, &vmi.view);
@@ -354,12 +355,13 @@ fn instance(sheet: &mut Sheet, namespace: &str, name: &str, vmi: &VmiView) {
             guest("machine"),
             guest("name"),
             guest("versionId"),
-            "false",
-            "false",
+            &vmi.is_evictable().to_string(),
+            &vmi.is_outdated().to_string(),
             pod.as_deref().unwrap_or_default(),
         ],
         1_u64,
     );
+    sheet.tell(&c::VMI_NOT_EVICTABLE, &[node, namespace, name], !vmi.is_evictable());
     for interface in vmi.status.interfaces.iter() {
         let text = |key: &str| interface.get(key).and_then(|v| v.as_str()).unwrap_or_default();
         let (nic, inside) = (text("name"), text("interfaceName"));

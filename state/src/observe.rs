@@ -494,6 +494,9 @@ pub struct VmiView {
     pub node_label: Option<String>,
     /// From power button to kill.
     pub grace: Millis,
+    /// It wants to be migrated when its node is drained.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub moves: bool,
     /// The guest can hear the power button: with a grace period, it is promised a shutdown in order.
     pub acpi: bool,
     /// Claims that it needs.
@@ -528,6 +531,18 @@ impl VmiView {
     /// Whether a phase is recorded.
     pub fn was(&self, phase: Phase) -> bool {
         self.phase == phase || self.status.phase_transition_timestamps.iter().any(|t| t.phase == phase.name())
+    }
+
+    /// Whether its node can be drained without asking it: KubeVirt's word for who does not count on a migration, or can be migrated.
+    pub fn is_evictable(&self) -> bool {
+        let can =
+            crate::condition::find(&self.status.conditions, "LiveMigratable").is_some_and(|c| c.status != "False");
+        !self.moves || can
+    }
+
+    /// Its launcher is of an image that is not the present one.
+    pub fn is_outdated(&self) -> bool {
+        self.labels.contains_key(names::LABEL_OUTDATED)
     }
 
     /// When it reached a phase.
@@ -572,6 +587,7 @@ impl Project for VmiView {
             created_by: raw.metadata.annotations.get(names::ANN_CHANGED_BY).cloned(),
             node_label: raw.metadata.labels.get(names::LABEL_NODE_NAME).cloned(),
             grace: Millis::secs(u64::try_from(raw.spec.grace_seconds()).unwrap_or(0)),
+            moves: raw.spec.eviction_strategy.as_deref() == Some("LiveMigrate"),
             acpi: raw.spec.domain.features.pointer("/acpi/enabled").and_then(Value::as_bool).unwrap_or(true),
             claims: claims(&raw.spec),
             volumes: volumes(&raw.spec),

@@ -52,7 +52,9 @@ impl Sampler {
             "traceidratio" => {
                 let argument = argument.unwrap_or("1");
                 let part = argument.parse().ok().filter(|part| (0.0..=1.0).contains(part));
-                Rate::Part(part.ok_or_else(|| format!("{SAMPLER_ARGUMENT}={argument}: a number from 0 to 1 is wanted"))?)
+                Rate::Part(
+                    part.ok_or_else(|| format!("{SAMPLER_ARGUMENT}={argument}: a number from 0 to 1 is wanted"))?,
+                )
             }
             _ => {
                 return Err(format!(
@@ -438,7 +440,8 @@ mod tests {
             bytes.extend_from_slice(&some[..n]);
             let Some(end) = bytes.windows(4).position(|w| w == b"\r\n\r\n") else { continue };
             let head = String::from_utf8_lossy(&bytes[..end]).to_lowercase();
-            let length = head.lines().find_map(|l| l.strip_prefix("content-length: ")).unwrap().parse::<usize>().unwrap();
+            let length =
+                head.lines().find_map(|l| l.strip_prefix("content-length: ")).unwrap().parse::<usize>().unwrap();
             if bytes.len() >= end + 4 + length {
                 return (head, bytes[end + 4..].to_vec());
             }

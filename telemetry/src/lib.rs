@@ -12,10 +12,12 @@ mod export;
 pub mod journal;
 pub mod logs;
 pub mod metrics;
+mod readiness;
 pub mod secret;
 pub mod steps;
 
 pub use context::TraceContext;
+pub use readiness::Readiness;
 pub use secret::Secret;
 pub use steps::{Cause, Failure, Kind, Step, begin, emit};
 

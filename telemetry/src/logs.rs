@@ -101,8 +101,7 @@ impl Limit {
             return Some(0);
         }
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let known =
-            all.entry(message.callsite()).or_insert_with(|| Allowance { left: BURST, at: now, missing: 0 });
+        let known = all.entry(message.callsite()).or_insert_with(|| Allowance { left: BURST, at: now, missing: 0 });
         let passed = now.duration_since(known.at);
         let earned = u32::try_from(passed.as_millis() / PAUSE.as_millis()).unwrap_or(u32::MAX);
         if earned > 0 {
@@ -233,7 +232,9 @@ mod tests {
                 .iter()
                 .map(|l| match json {
                     false => l.split(' ').next().unwrap().parse::<u64>().unwrap(),
-                    true => serde_json::from_str::<serde_json::Value>(l).unwrap()["fields"]["suppressed"].as_u64().unwrap(),
+                    true => {
+                        serde_json::from_str::<serde_json::Value>(l).unwrap()["fields"]["suppressed"].as_u64().unwrap()
+                    }
                 })
                 .sum();
             assert_eq!(said as u64 + count, 10 * u64::from(BURST) + 1, "{told:?}");

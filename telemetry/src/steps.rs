@@ -225,8 +225,7 @@ struct Counting<E> {
 impl<E: SpanExporter> Counting<E> {
     async fn send(&self, batch: Vec<SpanData>) -> OTelSdkResult {
         let Some((name, other)) = &self.other else { return self.own.export(batch).await };
-        let (theirs, ours): (Vec<_>, Vec<_>) =
-            batch.into_iter().partition(|s| s.instrumentation_scope.name() == *name);
+        let (theirs, ours): (Vec<_>, Vec<_>) = batch.into_iter().partition(|s| s.instrumentation_scope.name() == *name);
         let sent = if ours.is_empty() { Ok(()) } else { self.own.export(ours).await };
         let theirs = if theirs.is_empty() { Ok(()) } else { other.export(theirs).await };
         sent.and(theirs)
@@ -289,10 +288,14 @@ pub(crate) fn span(step: Step<'_>) -> SpanData {
         SpanContext::new(trace, id, TraceFlags::SAMPLED, remote, TraceState::default())
     };
     let mut links = SpanLinks::default();
-    links.links = step.links.into_iter().map(|cause| {
-        let span = context(cause.context, SpanId::from_bytes(cause.context.span_id), true);
-        Link::new(span, vec![KeyValue::new("virtfold.relation", cause.relation)], 0)
-    }).collect();
+    links.links = step
+        .links
+        .into_iter()
+        .map(|cause| {
+            let span = context(cause.context, SpanId::from_bytes(cause.context.span_id), true);
+            Link::new(span, vec![KeyValue::new("virtfold.relation", cause.relation)], 0)
+        })
+        .collect();
     SpanData {
         span_context: context(c, id, false),
         parent_span_id: parent,

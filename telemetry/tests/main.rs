@@ -60,8 +60,13 @@ async fn steps_arrive_at_the_collector_and_one_that_is_away_or_slow_or_refuses_c
     let address = listener.local_addr().unwrap();
     drop(listener);
     let endpoint = format!("http://{address}");
-    let guard =
-        telemetry::init(&Options { service: "test", otlp_endpoint: Some(endpoint), speaks_for: Some("other"), ..Options::default() }).unwrap();
+    let guard = telemetry::init(&Options {
+        service: "test",
+        otlp_endpoint: Some(endpoint),
+        speaks_for: Some("other"),
+        ..Options::default()
+    })
+    .unwrap();
     let context = TraceContext::random();
     let now = SystemTime::now();
     let step = |step| Step {
@@ -138,7 +143,10 @@ async fn steps_arrive_at_the_collector_and_one_that_is_away_or_slow_or_refuses_c
     let status = failed.status.clone().unwrap();
     assert_eq!((status.message.as_str(), status.code, failed.kind), ("ErrImagePull: no such image", 2, 2));
     assert!(failed.attributes.iter().any(|a| a.key == "error.type"));
-    assert_eq!((failed.links[0].trace_id.as_slice(), failed.links[0].span_id.as_slice()), (&context.trace_id[..], &context.span_id[..]));
+    assert_eq!(
+        (failed.links[0].trace_id.as_slice(), failed.links[0].span_id.as_slice()),
+        (&context.trace_id[..], &context.span_id[..])
+    );
     assert_eq!(child.end_time_unix_nano - child.start_time_unix_nano, 5_000_000);
 }
 

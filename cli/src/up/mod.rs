@@ -29,6 +29,7 @@ use embedded::pki::Pki;
 use embedded::server::ApiServer;
 use embedded::server::https::{self, HttpsError};
 use kube::Client;
+use telemetry::metrics::catalogue as c;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -231,6 +232,10 @@ pub(crate) struct Site<'a> {
     datagrams: proto::transport::Datagrams,
     explainer: reconcilers::Explainer,
     metrics: telemetry::metrics::Registry,
+    /// What the controller lacks.
+    controller: telemetry::Readiness,
+    /// What the gateway lacks.
+    gateway: telemetry::Readiness,
     tasks: TaskTracker,
     serving: CancellationToken,
     controller_tasks: TaskTracker,
@@ -280,6 +285,8 @@ async fn start(
         datagrams,
         explainer: reconcilers::Explainer::default(),
         metrics: telemetry::metrics::Registry::default(),
+        controller: telemetry::Readiness::default(),
+        gateway: telemetry::Readiness::default(),
         tasks: TaskTracker::new(),
         serving: CancellationToken::new(),
         controller_tasks: TaskTracker::new(),
@@ -306,6 +313,7 @@ async fn parts(site: &Site<'_>, plane: &Plane) -> anyhow::Result<CancellationTok
     let (options, layout, netns) = (site.options, site.layout, &site.netns);
     let controller = reconcilers::Config {
         metrics: site.metrics.clone(),
+        readiness: site.controller.clone(),
         client: plane.controller.clone(),
         dial: site.dial.clone(),
         tls: site.component(CONTROLLER)?,
@@ -385,7 +393,10 @@ async fn observe(site: &Site<'_>, plane: &Plane) -> anyhow::Result<()> {
         registry: site.metrics.clone(),
         client: plane.system.clone(),
         before: None,
-        ready: Arc::new(|| Ok(())),
+        ready: vec![
+            (&c::CONTROLLER_READY, observed::ready(&site.controller)),
+            (&c::API_READY, observed::ready(&site.gateway)),
+        ],
     };
     let inside = SocketAddr::new(API.ip(), METRICS_PORT);
     let listener =

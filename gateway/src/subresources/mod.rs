@@ -15,6 +15,7 @@ use axum::response::{IntoResponse, Response};
 use http::request::Parts;
 use http::{Method, Request, StatusCode, header};
 use serde_json::{Value, json};
+use tracing::Instrument;
 
 use crate::admission::User;
 use crate::status::Status;
@@ -136,7 +137,8 @@ async fn of_objects(inner: &Inner, mut parts: Parts, body: Body, below: &[&str])
             };
             // What is changed on the way belongs to the caller's trace; without one it is an operation of its own.
             let caller = (!span.context.is_root()).then(|| asked.traceparent.clone());
-            let answer = kubernetes::CALLER.scope(caller, answer).await;
+            let said = tracing::info_span!("request", cell = %format_args!("{namespace}/{name}"), trace = span.context.trace());
+            let answer = kubernetes::CALLER.scope(caller, answer).instrument(said).await;
             let refused = answer.as_ref().err();
             let took = span.start.elapsed().unwrap_or_default();
             inner.metrics.answered(resource, span.operation.as_str(), refused, took, span.context);

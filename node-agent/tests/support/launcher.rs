@@ -256,7 +256,10 @@ impl Rpc for Model {
                     }
                     if let Some(outcome) = level.outcome {
                         over = true;
-                        return Some((Ok(Update { kind: Some(update::Kind::Outcome(outcome)), steps: vec![] }), (seen, told, over)));
+                        return Some((
+                            Ok(Update { kind: Some(update::Kind::Outcome(outcome)), steps: vec![] }),
+                            (seen, told, over),
+                        ));
                     }
                 }
                 seen.changed().await.ok()?;

@@ -308,7 +308,9 @@ impl Vm {
         if vmi.meta.deleting.is_none() && !self.marks.running() {
             // Somebody else has begun it. Where it is over, that one has told of it, if it lived to see it.
             let published = vmi.reached(Phase::Running);
-            if vmi.phase < Phase::Running || (vmi.phase == Phase::Running && published.is_some_and(|at| reign.missed(at))) {
+            if vmi.phase < Phase::Running
+                || (vmi.phase == Phase::Running && published.is_some_and(|at| reign.missed(at)))
+            {
                 let passed: Vec<_> = facts
                     .iter()
                     .filter(|(step, passed)| *passed && *step <= Step::Publish)
@@ -356,12 +358,9 @@ impl Vm {
         let relation = match vmi.phase {
             Phase::Failed => Relation::Failure,
             Phase::Succeeded => Relation::End,
-            Phase::Unset
-            | Phase::Pending
-            | Phase::Scheduling
-            | Phase::Scheduled
-            | Phase::Running
-            | Phase::Unknown => Relation::Restart,
+            Phase::Unset | Phase::Pending | Phase::Scheduling | Phase::Scheduled | Phase::Running | Phase::Unknown => {
+                Relation::Restart
+            }
         };
         let traceparent = vmi.traceparent.clone().unwrap_or_default();
         Cause { relation, traceparent, instance: vmi.vmi_uid() }
