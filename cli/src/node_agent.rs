@@ -114,6 +114,11 @@ async fn serve(config: AgentConfig, outside: File) -> anyhow::Result<()> {
         kvm: accelerator.name == "kvm",
         runc: embedded::procs::find_program("runc").context("runc not found in PATH")?,
         labels: std::collections::BTreeMap::new(),
+        // Launchers write their logs as everybody else does.
+        environment: std::env::var(telemetry::logs::FORMAT)
+            .into_iter()
+            .map(|format| (telemetry::logs::FORMAT.to_owned(), format))
+            .collect(),
     })?;
     let stop = CancellationToken::new();
     component::until_asked(&stop)?;

@@ -750,7 +750,6 @@ fn emit(key: &Key, f: &Finished, transition: &str) {
     let operation = f.step.operation();
     let attributes = |more: Option<(&'static str, String)>| {
         let mut all = vec![("k8s.namespace.name", key.namespace.clone()), ("kubevirt.vm.name", key.name.clone())];
-        all.extend(f.resumed.then(|| ("virtfold.interrupted", "true".to_owned())));
         all.extend(more);
         all
     };
@@ -769,7 +768,11 @@ fn emit(key: &Key, f: &Finished, transition: &str) {
     telemetry::emit(telemetry::Step {
         step: Some(f.step.name()),
         end: time(f.end),
-        attributes: attributes(Some(("virtfold.transition", transition.to_owned()))),
+        attributes: {
+            let mut all = attributes(Some(("virtfold.transition", transition.to_owned())));
+            all.extend(f.resumed.then(|| ("virtfold.interrupted", "true".to_owned())));
+            all
+        },
         error: error.clone(),
         ..base.clone()
     });

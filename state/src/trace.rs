@@ -330,7 +330,10 @@ impl Marks {
         self.sent = self.order.len();
         self.resumed = Some(self.sent);
         if let (Some(before), Some(last)) = (reign.before, self.last) {
-            self.waited(Awaited::Leader, before.max(last), reign.since.max(last));
+            let from = before.max(last);
+            if reign.since > from {
+                self.waited(Awaited::Leader, from, reign.since);
+            }
         }
     }
 
