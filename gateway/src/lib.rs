@@ -111,9 +111,21 @@ pub(crate) struct Inner {
 }
 
 /// A trace that begins with a write of a spec: the write is its root, and what follows from it hangs below.
-fn new_trace() -> String {
+fn new_trace(write: &AdmissionInput) -> String {
     let (context, now) = (telemetry::begin(), std::time::SystemTime::now());
-    telemetry::emit(telemetry::Step { begins: true, ..telemetry::Step::of(context, "", "write", now) });
+    let attributes = vec![
+        ("k8s.namespace.name", write.namespace.clone()),
+        ("kubevirt.kind", write.kind.clone()),
+        ("kubevirt.vm.name", write.name.clone()),
+        ("enduser.id", write.user.name.clone()),
+    ];
+    let kind = telemetry::Kind::Server;
+    telemetry::emit(telemetry::Step {
+        begins: true,
+        attributes,
+        kind,
+        ..telemetry::Step::of(context, "", "write", now)
+    });
     context.to_string()
 }
 
@@ -163,7 +175,7 @@ impl Gateway {
                 settings: &settings,
                 now: &now,
                 uuid: &|| uuid::Uuid::new_v4().to_string(),
-                trace: &|| trace.get_or_init(new_trace).clone(),
+                trace: &|| trace.get_or_init(|| new_trace(&input)).clone(),
                 objects,
             };
             admission::admit(input.clone(), &context)

@@ -329,9 +329,14 @@ impl Driver {
         }
         let Some(cell) = self.vms.get_mut(&key) else { return };
         let event = Event::new(at, input);
+        let broken: Vec<&str> = cell.machine.violated().collect();
         let (began, before) = (Instant::now(), cell.machine.phase());
         let commands = self.parts.journal.step(&key.to_string(), None, &mut cell.machine, &event);
         self.parts.metrics.step(metrics::Cell::Vm, began.elapsed());
+        for invariant in cell.machine.violated().filter(|i| !broken.contains(i)) {
+            tracing::error!(%key, invariant, "this must not be");
+            self.parts.metrics.violated(invariant);
+        }
         let ended = cell.machine.take_steps();
         if !ended.is_empty() {
             let transition = format!("{} -> {} ({})", before.name(), cell.machine.phase().name(), event.input.name());

@@ -37,6 +37,9 @@ const OTHER: &str = "<other>";
 /// Whose instance types are named.
 const VENDORS: [&str; 2] = ["kubevirt.io", "redhat.com"];
 
+/// What a running controller can see broken ([`state::vm::Vm::violated`]).
+const INVARIANTS: [&str; 2] = ["one-domain", "one-pod"];
+
 /// Kinds of cells, in the order of [`Metrics::step`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Cell {
@@ -56,6 +59,7 @@ pub(crate) struct Metrics {
     commands: Counter,
     operation: Histogram,
     failures: Counter,
+    violations: Counter,
     waited: Timer,
     worked: Timer,
     phases: Phases,
@@ -70,7 +74,11 @@ impl Metrics {
                 sheet.tell(&c::CELLS, &[name], told[cell as usize].load(Ordering::Relaxed));
             }
         });
+        let violations = registry.counter(&c::VIOLATIONS);
+        // There from the beginning, so that the first one is a growth.
+        INVARIANTS.iter().for_each(|invariant| violations.add_many(&[invariant], 0));
         Self {
+            violations,
             steps: Cell::ALL.map(|(_, name)| registry.timer(&c::STEP, &[name])),
             cells,
             commands: registry.counter(&c::COMMANDS),
@@ -96,6 +104,11 @@ impl Metrics {
     pub(crate) fn entry(&self, waited: Duration, worked: Duration) {
         self.waited.observe(waited);
         self.worked.observe(worked);
+    }
+
+    /// Something is so that must not be.
+    pub(crate) fn violated(&self, invariant: &'static str) {
+        self.violations.add(&[invariant]);
     }
 
     /// A command settled.

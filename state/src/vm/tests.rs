@@ -508,3 +508,22 @@ fn a_start_after_a_crash_is_linked_to_the_life_before() {
     assert_eq!((causes[0].relation, causes[0].instance.as_str()), (Relation::Failure, first.as_str()));
     assert!(!causes[0].traceparent.is_empty());
 }
+
+#[test]
+fn a_second_domain_or_pod_of_an_instance_is_seen_to_be_one_too_many() {
+    let mut w = running("Always");
+    assert_eq!(w.cell.violated().count(), 0);
+    let (session, domain) = w.cell.domains.values().next().unwrap().clone();
+    let mut other = (*domain).clone();
+    other.pod = "other".into();
+    w.cell.domains.insert(other.pod.clone(), (session, other.clone().into()));
+    assert_eq!(w.cell.violated().collect::<Vec<_>>(), ["one-domain"]);
+    // What has stopped, or is of another instance, does not count.
+    other.state = crate::domain::DomainState::Stopped;
+    w.cell.domains.insert(other.pod.clone(), (session, other.into()));
+    assert_eq!(w.cell.violated().count(), 0);
+    let mut pod = (**w.cell.pods.values().next().unwrap()).clone();
+    pod.meta.uid = "other".into();
+    w.cell.pods.insert(pod.pod_uid(), pod.into());
+    assert_eq!(w.cell.violated().collect::<Vec<_>>(), ["one-pod"]);
+}

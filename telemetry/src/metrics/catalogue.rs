@@ -161,6 +161,7 @@ catalogue! {
     COMMANDS "virtfold_commands_total" Counter Controller ["command" "outcome"] "Commands of cells, by what was to be done and how it settled";
     OPERATION_STEP "virtfold_operation_step_duration_seconds" Histogram Controller ["operation" "step"] buckets SLOW "Duration of a step of a start or a stop, in seconds; exemplars name traces";
     OPERATION_FAILURES "virtfold_operation_failures_total" Counter Controller ["operation" "step"] "Starts that came to nothing, by the step that they were in";
+    VIOLATIONS "virtfold_invariant_violations_total" Counter Controller ["invariant"] "How often something was seen that must not be: two domains of one instance (one-domain), two pods of one instance (one-pod)";
     SESSIONS "virtfold_sessions" Gauge Controller [] "Open sessions with node agents";
     SESSIONS_OPENED "virtfold_sessions_opened_total" Counter Controller [] "Sessions with node agents that were opened";
     SESSIONS_LOST "virtfold_sessions_lost_total" Counter Controller [] "Sessions with node agents that ended while they were wanted";
