@@ -338,7 +338,8 @@ impl Driver {
             self.parts.metrics.violated(invariant);
         }
         let ended = cell.machine.take_steps();
-        if !ended.is_empty() {
+        // Whoever slept longer than the Lease lasts leaves it to the successor.
+        if !ended.is_empty() && self.parts.executor.leads() {
             let transition = format!("{} -> {} ({})", before.name(), cell.machine.phase().name(), event.input.name());
             for step in ended {
                 self.parts.metrics.finished(&step);

@@ -30,7 +30,7 @@ pub fn program() -> std::result::Result<PathBuf, String> {
 }
 
 /// One span, as Jaeger tells it.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Span {
     /// `service.name` of whoever emitted it.
     pub service: String,
