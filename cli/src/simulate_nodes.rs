@@ -40,6 +40,7 @@ async fn serve(options: SimulateNodes) -> anyhow::Result<()> {
     let telemetry = telemetry::init(&telemetry::Options {
         service: "virtfold-simulation",
         otlp_endpoint: options.otlp_endpoint.clone(),
+        speaks_for: Some("virtfold-launcher"),
         log_filter: options.log.clone(),
         ..telemetry::Options::default()
     })?;

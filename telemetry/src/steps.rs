@@ -33,6 +33,9 @@ const HELD: usize = 1024;
 /// Whose spans they are, where it is the process itself.
 const OWN: &str = "virtfold";
 
+/// Attributes that are numbers to those who made their names.
+const NUMBERS: [&str; 2] = ["http.response.status_code", "rpc.grpc.status_code"];
+
 static PROCESSOR: OnceLock<BatchSpanProcessor> = OnceLock::new();
 static SAMPLER: OnceLock<Sampler> = OnceLock::new();
 static UNTOLD: Mutex<VecDeque<SpanData>> = Mutex::new(VecDeque::new());
@@ -281,7 +284,10 @@ pub(crate) fn span(step: Step<'_>) -> SpanData {
         KeyValue::new("virtfold.cell", step.cell.to_owned()),
         KeyValue::new("virtfold.operation", step.operation.to_owned()),
     ];
-    attributes.extend(step.attributes.into_iter().map(|(k, v)| KeyValue::new(k, v)));
+    attributes.extend(step.attributes.into_iter().map(|(k, v)| match v.parse::<i64>() {
+        Ok(number) if NUMBERS.contains(&k) => KeyValue::new(k, number),
+        _ => KeyValue::new(k, v),
+    }));
     attributes.extend(step.error.iter().map(|e| KeyValue::new("error.type", e.reason.clone())));
     let context = |context: TraceContext, id, remote| {
         let trace = TraceId::from_bytes(context.trace_id);
@@ -390,6 +396,15 @@ mod tests {
         assert_eq!(a.parent_span_id, root.span_context.span_id());
         assert_eq!(b.parent_span_id, a.span_context.span_id());
         assert_eq!(a.span_context, span(step(c, Some("schedule"), None)).span_context);
+    }
+
+    #[test]
+    fn codes_are_numbers() {
+        let attributes = vec![("http.response.status_code", "404".into()), ("kubevirt.vm.name", "7".into())];
+        let told = span(Step { attributes, ..step(TraceContext::random(), None, None) });
+        let of = |key: &str| told.attributes.iter().find(|a| a.key.as_str() == key).map(|a| a.value.clone());
+        assert_eq!(of("http.response.status_code"), Some(opentelemetry::Value::I64(404)));
+        assert_eq!(of("kubevirt.vm.name"), Some(opentelemetry::Value::String("7".into())));
     }
 
     #[test]
