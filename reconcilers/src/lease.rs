@@ -345,4 +345,44 @@ mod tests {
         }
         assert!(renewals.load(Ordering::Relaxed) > 10);
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_cannot_learn_who_leads_is_not_ready_and_a_successor_knows_until_when_somebody_led() {
+        let server = ApiServer::new(Arc::new(Memory::new()), Config::default()).await.unwrap();
+        let there = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let seen = there.clone();
+        let service = tower::service_fn(move |mut request: http::Request<kube::client::Body>| {
+            let (mut server, there) = (server.service(User::system("test")), seen.load(Ordering::Relaxed));
+            async move {
+                if !there {
+                    // An answer that is no Lease.
+                    *request.uri_mut() = http::Uri::from_static("/healthz");
+                    *request.method_mut() = http::Method::GET;
+                }
+                server.call(request).await
+            }
+        });
+        let client = Client::new(service, "default");
+        let config = LeaseConfig { namespace: "default".into(), ..LeaseConfig::default() };
+        let readiness = Readiness::default();
+        let first = acquire(&client, config.clone(), LeaderInstance("a".into()), &readiness);
+        let look = async {
+            while readiness.check().is_ok() {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            there.store(true, Ordering::Relaxed);
+        };
+        let (first, ()) = tokio::join!(first, look);
+        let first = first.unwrap();
+        assert_eq!((readiness.check(), first.reign.before), (Ok(()), None));
+        // One that gives it up is known to the moment; one that goes silent may have worked on until its next renewal was due.
+        first.release().await;
+        let second = acquire(&client, config.clone(), LeaderInstance("b".into()), &readiness).await.unwrap();
+        let released = second.reign.before.unwrap();
+        assert!(released >= first.reign.since && released <= second.reign.since);
+        let third = acquire(&client, config.clone(), LeaderInstance("c".into()), &readiness).await.unwrap();
+        let silent = third.reign.before.unwrap();
+        let due = second.reign.since.after(Millis(2_000));
+        assert!(silent.0.abs_diff(due.0) < 1_000, "{silent} {due}");
+    }
 }

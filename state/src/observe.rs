@@ -7,7 +7,7 @@ mod vmi;
 pub use pod::{ContainerState, PodPhase, PodView, RawPod};
 
 use crate::{
-    Millis, PodUid, ResourceVersion, Timestamp, Uid, VmUid, VmiUid,
+    Millis, ResourceVersion, Timestamp, Uid, VmUid,
     condition::Cond,
     instancetype::{Matcher, MatcherRef, RawMatcher, Role},
     object::{Kind, ObjectRef, Pattern, Versioned},

@@ -262,7 +262,12 @@ impl Marks {
 
     /// The step under way waits for something else than its own work, or for nothing.
     pub fn waits(&mut self, what: Option<Awaited>, now: Timestamp) {
-        if !self.running() || self.is_over() {
+        if self.is_over() {
+            // It was told with the step before; what runs for months need not keep what it waited for.
+            self.waited = Vec::new();
+            return;
+        }
+        if !self.running() {
             return;
         }
         if self.waiting.map(|(what, _)| what) != what {
@@ -549,10 +554,11 @@ mod tests {
         m.waits(None, Timestamp(20));
         m.waits(Some(Awaited::Image), Timestamp(21));
         m.fail("ImagePullBackOff", Timestamp(30));
-        m.waits(Some(Awaited::Image), Timestamp(40));
         let told: Vec<_> = m.take("t").into_iter().flat_map(|f| f.waits).map(|w| (w.what, w.from.0, w.to.0)).collect();
         let image = (Awaited::Image, 21, 30);
         assert_eq!(told, [(Awaited::Volume, 7, 20), (Awaited::Scheduler, 9, 12), image]);
+        m.waits(Some(Awaited::Image), Timestamp(40));
+        assert!(m.take("t").is_empty() && m.waited.is_empty() && m.waiting.is_none());
     }
 
     #[test]
