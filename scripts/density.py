@@ -10,12 +10,15 @@ step has a limit, and what fails is told as a row. Nothing but the standard libr
 import collections
 import contextlib
 import http.client
+import http.server
 import json
 import os
 import re
+import socket
 import ssl
 import statistics
 import subprocess
+import threading
 import time
 
 API = "/apis/kubevirt.io/v1/namespaces/{}/"
@@ -138,9 +141,9 @@ class Plane:
         account = f"/api/v1/namespaces/{name}/serviceaccounts/default"
         until("a service account", lambda: "uid" in self.call("GET", account, fine=(404,)).get("metadata", {}), 60)
 
-    def start(self, name, *arguments):
+    def start(self, name, *arguments, environment=None):
         with open(os.path.join(self.data, name + ".log"), "a") as log:
-            self.children[name] = subprocess.Popen([self.binary, *arguments], stdout=log, stderr=log)
+            self.children[name] = subprocess.Popen([self.binary, *arguments], stdout=log, stderr=log, env={**os.environ, **(environment or {})})
         return Process(self.children[name].pid)
 
     def stop(self, name):
@@ -152,19 +155,22 @@ class Plane:
             child.kill()
             child.wait()
 
-    def start_nodes(self, count):
-        self.start("nodes", "simulate-nodes", "--kubeconfig", self.about["nodes"], "--pki", self.pki, "--count", str(count), "--kubelet", "--scheduler")
+    def start_nodes(self, count, environment=None):
+        process = self.start("nodes", "simulate-nodes", "--kubeconfig", self.about["nodes"], "--pki", self.pki, "--count", str(count), "--kubelet", "--scheduler",
+                             environment=environment)
         ready = lambda node: node["metadata"].get("labels", {}).get("kubevirt.io/schedulable") == "true"
         until("the nodes", lambda: len([n for n in self.call("GET", "/api/v1/nodes")["items"] if ready(n)]) == count)
+        return process
 
-    def start_controller(self, journal=True):
+    def start_controller(self, journal=True, environment=None, more=()):
         of = lambda ending: os.path.join(self.pki, "client-virtfold-controller." + ending)
         record = ["--journal", os.path.join(self.data, "journal")] if journal else []
         lease = "/apis/coordination.k8s.io/v1/namespaces/virtfold/leases/virtfold-controller"
         holder = lambda: self.call("GET", lease, fine=(404,)).get("spec", {}).get("holderIdentity")
         before = holder()
         process = self.start("controller", "controller", "--kubeconfig", self.about["controller"], "--ca", os.path.join(self.pki, "ca.crt"),
-                             "--cert", of("crt"), "--key", of("key"), "--log", "warn", *record)
+                             "--cert", of("crt"), "--key", of("key"), "--log", "warn", *record, *more,
+                             environment=environment)
         until("a leader", lambda: holder() not in (None, "", before), 60)
         return process
 
@@ -200,6 +206,138 @@ class Plane:
         except subprocess.TimeoutExpired:
             self.harness.kill()
             self.harness.wait()
+
+
+class Sink(http.server.ThreadingHTTPServer):
+    """A collector of traces that forgets them at once: what it costs is not what is measured."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        sink = self
+        self.taken = 0
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self):
+                sink.taken += len(self.rfile.read(int(self.headers["Content-Length"])))
+                self.send_response(200)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *_):
+                pass
+
+        super().__init__(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def environment(self):
+        return {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{self.server_port}", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}
+
+
+class Scraper(threading.Thread):
+    """Asks a process for its metrics each second, as Prometheus does."""
+
+    def __init__(self, plane, port):
+        super().__init__(daemon=True)
+        self.port, self.ended, self.pages, self.problem = port, threading.Event(), 0, None
+        self.tls = ssl._create_unverified_context()
+        self.headers = {"Authorization": "Bearer " + plane.about["token"], "Accept": "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"}
+        self.start()
+
+    def run(self):
+        while not self.ended.wait(1):
+            try:
+                connection = http.client.HTTPSConnection("127.0.0.1", self.port, context=self.tls, timeout=10)
+                connection.request("GET", "/metrics", headers=self.headers)
+                answer = connection.getresponse()
+                text = answer.read()
+                connection.close()
+                if answer.status != 200 or b"virtfold_cells" not in text:
+                    self.problem = f"{answer.status} {text[:200]!r}"
+                else:
+                    self.pages += 1
+            except OSError as problem:
+                self.problem = str(problem)
+
+    def end(self):
+        self.ended.set()
+        self.join(30)
+        if not self.pages:
+            raise Failed(f"no metrics from port {self.port}: {self.problem}")
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def traced(number):
+    """A machine whose writes belong to a trace, as admission would have it."""
+    machine = vm()
+    machine["metadata"]["annotations"] = {"virtfold.io/traceparent": f"00-{number + 1:032x}-{number + 1:016x}-01"}
+    return [step("POST", API.format("@namespace@") + "virtualmachines", machine, keep="vm")]
+
+
+def telemetry(chaos, binary, count, pairs, nodes=20):
+    """CPU seconds of controller and node agents for whole lives: with traces and without, with metrics scraped and not, in turn."""
+    rows = []
+
+    def say(what, figure):
+        rows.append((what, figure))
+        print(f"  {what}: {figure}", flush=True)
+
+    def life(plane, what, number, traces, metrics):
+        sink, port = Sink(), free_port()
+        environment = sink.environment() if traces else {"OTEL_SDK_DISABLED": "true"}
+        agents = plane.start_nodes(nodes, environment)
+        controller = plane.start_controller(environment=environment, more=("--metrics", f"127.0.0.1:{port}"))
+        namespace = f"{what}-{number}"
+        plane.namespace(namespace)
+        time.sleep(3)
+        scraper = Scraper(plane, port) if metrics else None
+        before = controller.cpu() + agents.cpu()
+        plane.load("churn", namespace, count, 16, steps=traced(number))
+        # The last spans and the last block of the journal are on their way for a moment.
+        time.sleep(2)
+        spent = controller.cpu() + agents.cpu() - before
+        if scraper:
+            scraper.end()
+        for name in list(plane.children):
+            plane.stop(name)
+        sink.shutdown()
+        sink.server_close()
+        if traces and not sink.taken:
+            raise Failed("no spans came to the collector")
+        return spent, sink.taken
+
+    try:
+        plane = Plane(chaos, binary, lean=True)
+        try:
+            for what in ("traces", "metrics"):
+                spent, taken = {True: [], False: []}, 0
+                for number in range(2 * pairs):
+                    # Who goes first changes from pair to pair, so that what grows with time is not one side's.
+                    on = (number % 2 == 0) == (number // 2 % 2 == 0)
+                    seconds, bytes_taken = life(plane, what, number, what == "traces" and on, what == "metrics" and on)
+                    spent[on].append(seconds)
+                    taken = max(taken, bytes_taken)
+                on, off = (statistics.median(spent[which]) for which in (True, False))
+                each = [100 * (a / b - 1) for a, b in zip(spent[True], spent[False])]
+                spread = lambda all: f"{min(all):.2f} to {max(all):.2f}"
+                name = {"traces": "traces of all", "metrics": "metrics scraped each second"}[what]
+                say(f"{name}: CPU of controller and {nodes} agents for {count} lives, with / without",
+                    f"{on:.2f} / {off:.2f} s ({pairs} pairs in turn: {spread(spent[True])} / {spread(spent[False])})")
+                say(f"{name}: cost", f"{100 * (on / off - 1):.1f} % (median of pairs {statistics.median(each):.1f} %, {min(each):.1f} to {max(each):.1f} %)")
+                if taken:
+                    say(f"{name}: sent", f"{taken / count / 1024:.1f} KiB a life")
+        finally:
+            plane.end()
+    except Failed as problem:
+        say("**did not come to its end**", str(problem))
+    return rows
 
 
 def floor_steps(plane, namespace, name):

@@ -49,6 +49,8 @@ pub const ANN_DOMAIN: &str = "kubevirt.io/domain";
 pub const ANN_VM_GENERATION: &str = "kubevirt.io/vm-generation";
 /// Annotation on a launcher pod: bytes of memory overhead.
 pub const ANN_MEMORY_OVERHEAD: &str = "kubevirt.io/memory-overhead-bytes";
+/// On an instance of a set: the trace context of the set's last write.
+pub const ANN_MADE_BY: &str = "virtfold.io/made-by";
 /// W3C trace context of the write that changed the spec.
 pub const ANN_TRACEPARENT: &str = "virtfold.io/traceparent";
 /// When the start that made a VMI began, in milliseconds since 1970: timestamps of objects have whole seconds.

@@ -3,7 +3,10 @@
 
 use anyhow::{Context, Result, ensure};
 use chaos_tests::{
-    e2e::{kinds, manifest, process, wait},
+    e2e::{
+        jaeger::{self, Jaeger, Span},
+        kinds, manifest, process, wait,
+    },
     kubernetes::{
         self, CONTROLLER, Kubernetes, NODES,
         calls::{self, Counts},
@@ -12,6 +15,7 @@ use chaos_tests::{
 };
 use nix::sys::signal::Signal;
 use std::time::{Duration, Instant};
+use telemetry::TraceContext;
 
 /// Nothing here takes longer; the machine may be busy.
 const LONG: Duration = Duration::from_secs(90);
@@ -172,24 +176,58 @@ fn started_once(k: &Kubernetes, name: &str) -> Result<()> {
     Ok(())
 }
 
+/// A VM whose write belongs to a trace, as a gateway would have it.
+fn traced(name: &str) -> Result<(String, TraceContext)> {
+    let context = TraceContext::random();
+    let mut vm = manifest::vm(name);
+    vm.object["metadata"]["annotations"] = serde_json::json!({"virtfold.io/traceparent": context.to_string()});
+    Ok((vm.text(), context))
+}
+
+/// The start in a trace whose root, the write, nobody has told here: once and whole, and nothing in it is told twice.
+fn started_in(jaeger: &Jaeger, context: TraceContext, steps: &[&str]) -> Result<Vec<Span>> {
+    wait::until("the trace of a start", LONG, || {
+        let mut trace = jaeger.trace(&context.trace())?;
+        let text = context.to_string();
+        let root = text.split('-').nth(2).unwrap_or_default().to_owned();
+        let first = trace.iter().map(|s| s.start).min().unwrap_or_default();
+        trace.push(Span { id: root.clone(), name: "write".into(), start: first, ..Span::default() });
+        let lacks: Vec<_> = steps.iter().filter(|name| !trace.iter().any(|s| s.name == **name)).collect();
+        if !lacks.is_empty() {
+            return Ok(Err(format!("without {lacks:?}:\n{}", jaeger::story(&trace))));
+        }
+        Ok(jaeger::whole(&trace).map(|_| trace.clone()).map_err(|e| format!("{e:#}")))
+    })
+}
+
 #[test]
 fn another_controller_takes_over_and_a_vm_starts_once() -> Result<()> {
     kubernetes!();
     let k = Kubernetes::start()?;
     k.install()?;
-    let nodes = k.nodes(2, &["--kubelet", "--scheduler"])?;
-    let first = k.controller("first")?;
+    let jaeger = match jaeger::program() {
+        Ok(_) => Some(Jaeger::start()?),
+        Err(why) => {
+            println!("without traces: {why}");
+            None
+        }
+    };
+    let told: Vec<&str> = jaeger.iter().flat_map(|j| ["--otlp-endpoint", &j.otlp]).collect();
+    let nodes = k.nodes(2, &[&["--kubelet", "--scheduler"], &told[..]].concat())?;
+    let first = k.controller_with("first", &told)?;
     let one = leader(&k, "")?;
-    let second = k.controller("second")?;
+    let second = k.controller_with("second", &told)?;
     let said = || format!("{}\n{}\n{}", first.log_tail(), second.log_tail(), nodes.log_tail());
     k.apply(&manifest::vm("early").text())?;
     phase(&k, "early", "Running").with_context(said)?;
     ensure!(leader(&k, "")? == one, "the second took the Lease of one who lives");
 
     // Stopped amid its work: what it has begun is finished by the other, and what comes meanwhile is begun by it.
-    k.apply(&manifest::vm("amid").text())?;
+    let (amid, amid_trace) = traced("amid")?;
+    let (meanwhile, meanwhile_trace) = traced("meanwhile")?;
+    k.apply(&amid)?;
     process::signal(first.pid, Signal::SIGSTOP)?;
-    k.apply(&manifest::vm("meanwhile").text())?;
+    k.apply(&meanwhile)?;
     let two = leader(&k, &one).with_context(said)?;
     for name in ["amid", "meanwhile"] {
         phase(&k, name, "Running").with_context(said)?;
@@ -204,6 +242,16 @@ fn another_controller_takes_over_and_a_vm_starts_once() -> Result<()> {
         Ok(())
     })?;
     ensure!(uids(&k)? == before, "{before:?} became {:?}", uids(&k)?);
+    if let Some(jaeger) = &jaeger {
+        // What nobody began waited for a leader, and is told whole; what one began and the other ended is one start all the same.
+        let steps = ["start", "create-vmi", "place-pod", "prepare-pod", "authorise", "boot", "publish", "launch"];
+        let trace = started_in(jaeger, meanwhile_trace, &steps)?;
+        let create = trace.iter().find(|s| s.name == "create-vmi").context("create-vmi")?;
+        let waited = trace.iter().find(|s| s.name == "wait-for-leader").context("it did not wait for a leader")?;
+        ensure!(waited.parent.as_ref() == Some(&create.id), "{}", jaeger::story(&trace));
+        ensure!(waited.duration > 1_000_000, "{}", jaeger::story(&trace));
+        started_in(jaeger, amid_trace, &["start", "publish"])?;
+    }
 
     // Killed, and not missed for long.
     let third = k.controller("third")?;

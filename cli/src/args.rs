@@ -123,7 +123,7 @@ pub struct Up {
     /// Trust registries whose certificate was signed by one in this PEM file (may be given again)
     #[arg(long = "registry-ca", value_name = "FILE")]
     pub authorities: Vec<PathBuf>,
-    /// Send traces to this OTLP/gRPC collector
+    /// Send traces to this OTLP collector; further OTEL_EXPORTER_OTLP_* and OTEL_TRACES_SAMPLER variables count, too
     #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
     pub otlp_endpoint: Option<String>,
     /// Serve `/metrics` (HTTPS, for those who may get that path), `/healthz` and `/readyz` of the control plane there, and those of
@@ -483,7 +483,7 @@ pub struct Controller {
     /// How much of it is kept
     #[command(flatten)]
     pub bounds: crate::journal::Bounds,
-    /// Send traces to this OTLP/gRPC collector
+    /// Send traces to this OTLP collector; further OTEL_EXPORTER_OTLP_* and OTEL_TRACES_SAMPLER variables count, too
     #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
     pub otlp_endpoint: Option<String>,
     /// What is logged, to standard error
@@ -520,7 +520,7 @@ pub struct Gateway {
     /// Namespace of the Lease by which one controller leads
     #[arg(long, value_name = "NAME", default_value = embedded::cluster::bootstrap::NAMESPACE)]
     pub namespace: String,
-    /// Send traces to this OTLP/gRPC collector
+    /// Send traces to this OTLP collector; further OTEL_EXPORTER_OTLP_* and OTEL_TRACES_SAMPLER variables count, too
     #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
     pub otlp_endpoint: Option<String>,
     /// What is logged, to standard error
@@ -585,6 +585,9 @@ pub struct SimulateNodes {
     /// Where the agents keep what they must remember; without it a folder in memory that goes away
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
+    /// Send traces to this OTLP collector; further OTEL_EXPORTER_OTLP_* and OTEL_TRACES_SAMPLER variables count, too
+    #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
+    pub otlp_endpoint: Option<String>,
     /// Leave the Node objects at the end
     #[arg(long)]
     pub keep_nodes: bool,
@@ -636,9 +639,6 @@ pub struct Launcher {
     /// UID of the pod.
     #[arg(long, env = "POD_UID")]
     pub pod_uid: String,
-    /// Collector of traces.
-    #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
-    pub otlp_endpoint: Option<String>,
 }
 
 /// `virtfold guest-probe`, as a launcher pod's probes call it.

@@ -1,9 +1,8 @@
 //! `virtfold controller`: the controller as a process of its own, for a cluster whose API server is somewhere else.
 
-use std::sync::Arc;
-
 use anyhow::Context;
 use proto::transport::direct;
+use telemetry::metrics::catalogue as c;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -20,9 +19,8 @@ async fn serve(options: &Controller) -> anyhow::Result<()> {
     let telemetry = telemetry::init(&telemetry::Options {
         service: "virtfold-controller",
         otlp_endpoint: options.otlp_endpoint.clone(),
-        log_file: None,
         log_filter: options.log.clone(),
-        json: false,
+        ..telemetry::Options::default()
     })?;
     let stop = CancellationToken::new();
     until_asked(&stop)?;
@@ -47,13 +45,15 @@ async fn serve(options: &Controller) -> anyhow::Result<()> {
     };
     let registry = telemetry::metrics::Registry::default();
     let client = client(&options.kubeconfig, "virtfold-controller", &registry).await?;
+    let readiness = telemetry::Readiness::default();
     if let Some(address) = options.metrics {
-        let what =
-            Observed { registry: registry.clone(), client: client.clone(), before: None, ready: Arc::new(|| Ok(())) };
+        let ready = vec![(&c::CONTROLLER_READY, observed::ready(&readiness))];
+        let what = Observed { registry: registry.clone(), client: client.clone(), before: None, ready };
         observed::spawn(what, address, observed::tls(&tls), stop.clone()).await?;
     }
     let result = reconcilers::run(reconcilers::Config {
         metrics: registry,
+        readiness,
         client,
         dial: direct(),
         tls,

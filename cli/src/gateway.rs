@@ -11,6 +11,7 @@ use embedded::pki::Rotation;
 use gateway::{Authorization, Explain, Gateway, Leader, Serving, registration};
 use kube::Client;
 use proto::transport::{Datagrams, Dial, Tls, direct, direct_datagrams};
+use telemetry::metrics::catalogue as c;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -38,6 +39,9 @@ pub fn trusted() -> Vec<String> {
     [CONTROLLER, GATEWAY].iter().flat_map(|part| names(part)).collect()
 }
 
+/// What a gateway lacks whose certificate the API server does not trust.
+const TRUST: &str = "trust of the API server";
+
 /// What a Kubernetes needs for a gateway that it reaches at that place.
 pub fn registered((host, port): &(String, u16)) -> Vec<serde_json::Value> {
     let unasked: Vec<String> = names(CONTROLLER).into_iter().chain(COLLECTORS.map(str::to_owned)).collect();
@@ -64,6 +68,8 @@ pub struct Apart {
     pub life: Duration,
     /// Where it counts.
     pub metrics: telemetry::metrics::Registry,
+    /// Says what it lacks: settings, or the trust of the API server.
+    pub readiness: telemetry::Readiness,
     /// Ends it.
     pub stop: CancellationToken,
 }
@@ -74,6 +80,8 @@ impl Apart {
         let names = vec![registration::server_name(NAMESPACE)];
         let mut rotation = Rotation::open(&self.certificates, names, self.life, jiff::Timestamp::now())?;
         let (show, serving) = watch::channel(shown(&rotation));
+        self.readiness.lacks(TRUST, "it is not asked for yet");
+        let readiness = self.readiness.clone();
         let gateway = Gateway::new(gateway::Config {
             client: self.client.clone(),
             dial: self.dial,
@@ -84,12 +92,13 @@ impl Apart {
             explain: Some(self.explain),
             patience: gateway::PATIENCE,
             metrics: self.metrics,
+            readiness: self.readiness,
         });
         let follower = gateway.clone();
         tokio::select! {
             () = follower.follow() => Ok(()),
             served = gateway.serve(self.listener, serving, self.stop) => Ok(served?),
-            failed = keep(&self.client, &mut rotation, &show) => failed,
+            failed = keep(&self.client, &mut rotation, &show, &readiness) => failed,
         }
     }
 }
@@ -100,7 +109,12 @@ fn shown(rotation: &Rotation) -> Serving {
 }
 
 /// Tells the API server whom to trust before it is shown, for ever; ends with an error of the disk.
-async fn keep(client: &Client, rotation: &mut Rotation, show: &watch::Sender<Serving>) -> anyhow::Result<()> {
+async fn keep(
+    client: &Client,
+    rotation: &mut Rotation,
+    show: &watch::Sender<Serving>,
+    readiness: &telemetry::Readiness,
+) -> anyhow::Result<()> {
     let mut told = None;
     loop {
         let now = jiff::Timestamp::now();
@@ -113,6 +127,10 @@ async fn keep(client: &Client, rotation: &mut Rotation, show: &watch::Sender<Ser
         };
         if complaint.is_some() && complaint != told {
             tracing::warn!(why = complaint, "the API server does not trust the gateway yet");
+        }
+        match &complaint {
+            Some(why) => readiness.lacks(TRUST, why),
+            None => readiness.has(TRUST),
         }
         let mut pause = AGAIN;
         if complaint.is_none() {
@@ -142,9 +160,8 @@ async fn serve(options: &args::Gateway) -> anyhow::Result<()> {
     let telemetry = telemetry::init(&telemetry::Options {
         service: "virtfold-gateway",
         otlp_endpoint: options.otlp_endpoint.clone(),
-        log_file: None,
         log_filter: options.log.clone(),
-        json: false,
+        ..telemetry::Options::default()
     })?;
     let stop = CancellationToken::new();
     until_asked(&stop)?;
@@ -153,9 +170,10 @@ async fn serve(options: &args::Gateway) -> anyhow::Result<()> {
     let metrics = telemetry::metrics::Registry::default();
     let client = client(&options.kubeconfig, GATEWAY, &metrics).await?;
     let tls = identity(&options.tls)?;
+    let readiness = telemetry::Readiness::default();
     if let Some(address) = options.metrics {
-        let what =
-            Observed { registry: metrics.clone(), client: client.clone(), before: None, ready: Arc::new(|| Ok(())) };
+        let ready = vec![(&c::API_READY, observed::ready(&readiness))];
+        let what = Observed { registry: metrics.clone(), client: client.clone(), before: None, ready };
         observed::spawn(what, address, observed::tls(&tls), stop.clone()).await?;
     }
     let lease = (options.namespace.clone(), reconcilers::LeaseConfig::default().name);
@@ -172,6 +190,7 @@ async fn serve(options: &args::Gateway) -> anyhow::Result<()> {
         certificates: options.certificates.join("gateway.json"),
         life: Duration::from_secs(options.certificate_life),
         metrics,
+        readiness,
         stop,
     }
     .serve()

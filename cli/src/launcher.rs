@@ -10,12 +10,8 @@ pub fn run(options: args::Launcher) -> anyhow::Result<u8> {
     config.share_dir = options.share_dir;
     config.grace = Duration::from_secs(options.grace_period_seconds);
     // Its log is the container's: what `kubectl logs` shows.
-    let telemetry = telemetry::Options {
-        service: "virtfold-launcher",
-        otlp_endpoint: options.otlp_endpoint,
-        log_filter: "info".into(),
-        ..telemetry::Options::default()
-    };
+    let telemetry =
+        telemetry::Options { service: "virtfold-launcher", log_filter: "info".into(), ..telemetry::Options::default() };
     // One thread: the hypervisor's parent-death signal is tied to the thread that started it.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let code = runtime.block_on(async {

@@ -15,7 +15,7 @@ use kube::Client;
 use kube::config::Kubeconfig;
 use launcher::machine::Accelerator;
 use serde::{Deserialize, Serialize};
-use telemetry::metrics::Registry;
+use telemetry::metrics::{Registry, catalogue as c};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -64,6 +64,10 @@ async fn serve(config: AgentConfig, outside: File) -> anyhow::Result<()> {
     let telemetry = telemetry::init(&telemetry::Options {
         service: "virtfold-node-agent",
         otlp_endpoint: config.otlp_endpoint.clone(),
+        otlp_via: config.otlp_via,
+        // A launcher's network is its guest's.
+        speaks_for: Some("virtfold-launcher"),
+        node: Some(config.node.name.clone()),
         // Standard output and standard error are the agent's log already.
         log_file: None,
         log_filter: config.log_filter.clone(),
@@ -110,6 +114,11 @@ async fn serve(config: AgentConfig, outside: File) -> anyhow::Result<()> {
         kvm: accelerator.name == "kvm",
         runc: embedded::procs::find_program("runc").context("runc not found in PATH")?,
         labels: std::collections::BTreeMap::new(),
+        // Launchers write their logs as everybody else does.
+        environment: std::env::var(telemetry::logs::FORMAT)
+            .into_iter()
+            .map(|format| (telemetry::logs::FORMAT.to_owned(), format))
+            .collect(),
     })?;
     let stop = CancellationToken::new();
     component::until_asked(&stop)?;
@@ -177,6 +186,10 @@ async fn observe(
     let seen = pods.changed();
     let usage = node_agent::Metrics::new(registry, node.name.clone(), pods);
     let machines = usage.clone();
+    let ready: observed::Ready = Arc::new(move || match *seen.borrow() {
+        0 => Err("not all pods of the node are known yet".into()),
+        _ => Ok(()),
+    });
     let what = Observed {
         registry: registry.clone(),
         client: client.clone(),
@@ -184,10 +197,7 @@ async fn observe(
             let machines = machines.clone();
             Box::pin(async move { machines.collect().await })
         })),
-        ready: Arc::new(move || match *seen.borrow() {
-            0 => Err("not all pods of the node are known yet".into()),
-            _ => Ok(()),
-        }),
+        ready: vec![(&c::HANDLER_READY, ready)],
     };
     observed::spawn(what, SocketAddr::from((node.address(), METRICS_PORT)), observed::tls(tls), stop.clone()).await?;
     Ok(usage)

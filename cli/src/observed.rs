@@ -19,7 +19,8 @@ use k8s_openapi::api::authorization::v1::{NonResourceAttributes, SubjectAccessRe
 use kube::api::PostParams;
 use kube::{Api, Client};
 use sha2::{Digest, Sha256};
-use telemetry::metrics::{Counter, Format, Histogram, Registry, catalogue as c};
+use telemetry::Readiness;
+use telemetry::metrics::{Counter, Def, Format, Histogram, Registry, catalogue as c};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tower::{Layer, Service};
@@ -42,6 +43,12 @@ pub type Before = Arc<dyn Fn() -> Pin<Box<dyn Future<Output = ()> + Send>> + Sen
 /// Whether the process can do its work.
 pub type Ready = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
 
+/// What a part says of itself.
+pub fn ready(part: &Readiness) -> Ready {
+    let part = part.clone();
+    Arc::new(move || part.check())
+}
+
 /// One process, as those see it who watch over it.
 pub struct Observed {
     /// Its metrics.
@@ -50,8 +57,8 @@ pub struct Observed {
     pub client: Client,
     /// Asked before each scrape.
     pub before: Option<Before>,
-    /// Whether it can do its work.
-    pub ready: Ready,
+    /// Whether its parts can do their work, and the metrics that say so.
+    pub ready: Vec<(&'static Def, Ready)>,
 }
 
 /// What was said of somebody, and until when it is believed.
@@ -77,6 +84,10 @@ pub async fn serve(what: Observed, listener: TcpListener, tls: Tls, stop: Cancel
     what.registry.source("info", |sheet| {
         let rust = concat!("rust ", env!("CARGO_PKG_RUST_VERSION"));
         sheet.tell(&c::INFO, &[rust, concat!("virtfold v", env!("CARGO_PKG_VERSION"))], 1_u64);
+    });
+    let parts = what.ready.clone();
+    what.registry.source("ready", move |sheet| {
+        parts.iter().for_each(|(def, ready)| sheet.tell(def, &[], ready().is_ok()));
     });
     if let Some(ends) = embedded::pki::not_after(&tls.certificate_pem).and_then(|t| u64::try_from(t).ok()) {
         what.registry.source("certificate", move |sheet| sheet.tell(&c::CERTIFICATE_ENDS, &[], ends));
@@ -125,7 +136,7 @@ impl Inner {
         }
         match request.uri().path() {
             "/healthz" | "/livez" => plain(StatusCode::OK, "ok"),
-            "/readyz" => match (self.what.ready)() {
+            "/readyz" => match self.what.ready.iter().try_for_each(|(_, ready)| ready()) {
                 Ok(()) => plain(StatusCode::OK, "ok"),
                 Err(why) => plain(StatusCode::SERVICE_UNAVAILABLE, why),
             },

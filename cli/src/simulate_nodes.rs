@@ -39,10 +39,10 @@ impl Drop for Scratch {
 async fn serve(options: SimulateNodes) -> anyhow::Result<()> {
     let telemetry = telemetry::init(&telemetry::Options {
         service: "virtfold-simulation",
-        otlp_endpoint: None,
-        log_file: None,
+        otlp_endpoint: options.otlp_endpoint.clone(),
+        speaks_for: Some("virtfold-launcher"),
         log_filter: options.log.clone(),
-        json: false,
+        ..telemetry::Options::default()
     })?;
     let pki = Pki::open(&options.pki)?;
     let identity = move |node: &str| {

@@ -69,6 +69,7 @@ impl Places {
             private: vec![self.dir.clone()],
             kvm: false,
             runc: embedded::procs::find_program("runc").unwrap(),
+            environment: Default::default(),
             labels: BTreeMap::from([("virtfold.io/test".into(), "yes".into())]),
         }
     }

@@ -8,6 +8,7 @@ use futures::StreamExt;
 use kube::api::{Api, ApiResource, DynamicObject};
 use kube::runtime::{WatchStreamExt, watcher};
 use serde_json::{Value, json};
+use telemetry::Readiness;
 
 use crate::admission::{Objects, PRESET, Settings, Wanted};
 use crate::kubernetes::{self, Patched, Resource};
@@ -44,12 +45,12 @@ impl Cluster {
     }
 
     /// Keeps what is known as it is in the cluster. Never ends.
-    pub(crate) async fn follow(&self, client: &kube::Client) {
-        tokio::join!(self.follow_settings(client), self.follow_presets(client));
+    pub(crate) async fn follow(&self, client: &kube::Client, readiness: &Readiness) {
+        tokio::join!(self.follow_settings(client, readiness), self.follow_presets(client, readiness));
     }
 
-    async fn follow_presets(&self, client: &kube::Client) {
-        let mut seen = follow(client, kubernetes::PRESETS);
+    async fn follow_presets(&self, client: &kube::Client, readiness: &Readiness) {
+        let mut seen = follow(client, kubernetes::PRESETS, readiness, "presets");
         while let Some(known) = seen.next().await {
             let items: Vec<Value> = known.values().filter_map(|o| serde_json::to_value(o).ok()).collect();
             *self.presets.write().unwrap_or_else(PoisonError::into_inner) = Some(json!({"items": items}));
@@ -57,8 +58,8 @@ impl Cluster {
     }
 
     /// Of several objects the oldest counts.
-    async fn follow_settings(&self, client: &kube::Client) {
-        let mut seen = follow(client, kubernetes::CLUSTER);
+    async fn follow_settings(&self, client: &kube::Client, readiness: &Readiness) {
+        let mut seen = follow(client, kubernetes::CLUSTER, readiness, "settings");
         // Two gateways of different versions do not correct each other for ever: each says once which it is.
         let mut introduced = false;
         while let Some(known) = seen.next().await {
@@ -84,8 +85,15 @@ impl Cluster {
     }
 }
 
-/// All objects of a kind, whenever something changes.
-fn follow(client: &kube::Client, resource: Resource) -> futures::stream::BoxStream<'static, Known> {
+/// All objects of a kind, whenever something changes. While that is not known, so much is lacking.
+fn follow(
+    client: &kube::Client,
+    resource: Resource,
+    readiness: &Readiness,
+    what: &'static str,
+) -> futures::stream::BoxStream<'static, Known> {
+    let readiness = readiness.clone();
+    readiness.lacks(what, "they are not known yet");
     let resource = ApiResource {
         group: api::names::GROUP.into(),
         version: "v1".into(),
@@ -109,6 +117,7 @@ fn follow(client: &kube::Client, resource: Resource) -> futures::stream::BoxStre
                 false
             }
             Ok(watcher::Event::InitDone) => {
+                readiness.has(what);
                 known = std::mem::take(&mut listed);
                 true
             }
@@ -118,6 +127,7 @@ fn follow(client: &kube::Client, resource: Resource) -> futures::stream::BoxStre
             }
             Ok(watcher::Event::Delete(o)) => known.remove(&id(&o)).is_some(),
             Err(error) => {
+                readiness.lacks(what, &error);
                 tracing::debug!(%error, kind = resource.kind, "the cluster cannot be followed");
                 false
             }

@@ -83,6 +83,8 @@ pub struct Config {
     pub patience: std::time::Duration,
     /// Where it counts.
     pub metrics: telemetry::metrics::Registry,
+    /// Says what it lacks: the settings of the cluster, as long as they cannot be followed.
+    pub readiness: telemetry::Readiness,
 }
 
 impl std::fmt::Debug for Config {
@@ -109,19 +111,20 @@ pub(crate) struct Inner {
 }
 
 /// A trace that begins with a write of a spec: the write is its root, and what follows from it hangs below.
-fn new_trace() -> String {
-    let (context, now) = (telemetry::TraceContext::random(), std::time::SystemTime::now());
+fn new_trace(write: &AdmissionInput) -> String {
+    let (context, now) = (telemetry::begin(), std::time::SystemTime::now());
+    let attributes = vec![
+        ("k8s.namespace.name", write.namespace.clone()),
+        ("kubevirt.kind", write.kind.clone()),
+        ("kubevirt.vm.name", write.name.clone()),
+        ("enduser.id", write.user.name.clone()),
+    ];
+    let kind = telemetry::Kind::Server;
     telemetry::emit(telemetry::Step {
-        context,
-        cell: "",
-        operation: "write",
-        step: None,
-        parent: None,
         begins: true,
-        start: now,
-        end: now,
-        attributes: Vec::new(),
-        error: None,
+        attributes,
+        kind,
+        ..telemetry::Step::of(context, "", "write", now)
     });
     context.to_string()
 }
@@ -155,7 +158,7 @@ impl Gateway {
     /// Keeps the settings as the cluster's KubeVirt object says, and its presets at hand. Never ends; without it the settings of
     /// the configuration hold.
     pub async fn follow(&self) {
-        self.inner.cluster.follow(&self.inner.config.client).await;
+        self.inner.cluster.follow(&self.inner.config.client, &self.inner.config.readiness).await;
     }
 
     /// Admits a write, or says why not.
@@ -172,7 +175,7 @@ impl Gateway {
                 settings: &settings,
                 now: &now,
                 uuid: &|| uuid::Uuid::new_v4().to_string(),
-                trace: &|| trace.get_or_init(new_trace).clone(),
+                trace: &|| trace.get_or_init(|| new_trace(&input)).clone(),
                 objects,
             };
             admission::admit(input.clone(), &context)

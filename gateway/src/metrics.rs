@@ -27,7 +27,6 @@ impl std::fmt::Debug for Metrics {
 
 impl Metrics {
     pub(crate) fn new(registry: &Registry) -> Self {
-        registry.source("gateway", |sheet| sheet.tell(&c::API_READY, &[], true));
         Self {
             admissions: registry.counter(&c::ADMISSIONS),
             created: registry.counter(&c::VM_CREATED_BY),

@@ -252,6 +252,7 @@ pub async fn world_with(authorization: Authorization) -> World {
         explain: Some(Arc::new(Why)),
         patience: PATIENCE,
         metrics: Default::default(),
+        readiness: Default::default(),
     };
     let gateway = Gateway::new(config);
     server.add_admission(Arc::new(Glue { gateway: gateway.clone() }));

@@ -4,6 +4,7 @@
 //! [`Back`]. So a hypervisor or an agent that hangs never keeps anybody from asking, and never delays a kill.
 
 mod ending;
+mod steps;
 mod verbs;
 
 use std::collections::BTreeMap;
@@ -31,6 +32,8 @@ use ending::{Ending, Wish};
 pub(crate) struct Level {
     pub domain: Domain,
     pub outcome: Option<Outcome>,
+    /// Steps that nobody has told yet, the oldest first.
+    pub steps: std::collections::VecDeque<proto::launcher::Step>,
 }
 
 /// What is asked of the domain.
@@ -40,6 +43,8 @@ pub(crate) enum Ask {
     Info(oneshot::Sender<InfoReply>),
     Probe(ProbeRequest, oneshot::Sender<Result<ProbeReply, AgentError>>),
     Stats(oneshot::Sender<StatsReply>),
+    /// Steps up to this one were told.
+    Told(u64),
     /// The pod is being ended: a graceful shutdown within the pod's own grace.
     Terminate,
 }
@@ -55,8 +60,13 @@ enum Back {
     Verb {
         id: String,
         verb: verbs::Verb,
+        /// Its name.
+        word: String,
         result: Result<Vec<u8>, verbs::Problem>,
         reply_to: oneshot::Sender<VerbReply>,
+        operation: steps::Operation,
+        /// Microseconds since 1970.
+        since: u64,
     },
     /// File systems are thawed, as was due before this time.
     Thawed(Boottime),
@@ -134,6 +144,7 @@ pub(crate) struct Core {
     /// Of the VMI.
     labels: BTreeMap<String, String>,
     verbs: verbs::Table,
+    steps: steps::Steps,
     back: mpsc::Sender<Back>,
     heard: mpsc::Receiver<Back>,
 }
@@ -161,7 +172,7 @@ impl Core {
             name: config.name.clone(),
             ..Domain::default()
         };
-        let (level, seen) = watch::channel(Level { domain, outcome: None });
+        let (level, seen) = watch::channel(Level { domain, ..Level::default() });
         let (back, heard) = mpsc::channel(limits::ASKS);
         let core = Self {
             latch: Latch::new(&config.vmi_uid, &config.pod_uid),
@@ -174,6 +185,7 @@ impl Core {
             nics: Vec::new(),
             labels: BTreeMap::new(),
             verbs: verbs::Table::default(),
+            steps: steps::Steps::default(),
             back,
             heard,
         };
@@ -260,6 +272,7 @@ impl Core {
             Ask::Verb(request, reply) => self.verb(request, reply),
             Ask::Probe(request, reply) => self.probe(request, reply),
             Ask::Stats(reply) => self.stats(reply),
+            Ask::Told(seq) => self.level.send_modify(|level| level.told(seq)),
             Ask::Info(reply) => {
                 let pid = match &self.life {
                     Life::Alive(a) => a.domain.pid(),
@@ -318,7 +331,7 @@ impl Core {
         let answers = self.state() == DomainState::Running && alive.agent_level.borrow().connected;
         let (domain, agent) = (alive.domain.clone(), answers.then(|| alive.agent.clone()));
         let nics = self.nics.iter().map(|nic| nic.name.clone()).collect();
-        let known = stats::Known { nics, labels: self.labels.clone() };
+        let known = stats::Known { nics, labels: self.labels.clone(), paused: self.state() == DomainState::Paused };
         tokio::spawn(async move {
             let _ = reply.send(stats::collect(domain.as_ref(), agent, known).await);
         });
@@ -362,18 +375,30 @@ impl Core {
             }
             Decision::Begin(Kind::Start) => {
                 let _ = reply.send(self.ack(&instruct.id, Answer::Accepted));
+                let start = self.operation(instruct.traceparent, "start");
+                self.steps.begin(&start, "launch", "boot", true);
+                self.steps.begin(&start, "start-hypervisor", "launch", false);
+                self.steps.begin(&start, "guest-boot", "", false);
                 self.start(instruct.id, &vmi.unwrap_or_default(), &order.facts.unwrap_or_default());
             }
             Decision::Begin(Kind::Shutdown) => {
                 let _ = reply.send(self.ack(&instruct.id, Answer::Accepted));
+                let stop = self.operation(instruct.traceparent, "stop");
+                self.steps.begin(&stop, "power-down", "", true);
                 self.wish(Wish::Shutdown(Duration::from_millis(instruct.deadline_ms)));
             }
             Decision::Begin(Kind::Kill) => {
                 let _ = reply.send(self.ack(&instruct.id, Answer::Accepted));
+                let stop = self.operation(instruct.traceparent, "stop");
+                self.steps.begin(&stop, "kill", "", true);
                 self.wish(Wish::Destroy);
             }
             Decision::Begin(kind @ (Kind::Pause | Kind::Resume)) => self.run_or_halt(instruct.id, kind, reply),
         }
+    }
+
+    fn operation(&self, traceparent: String, name: &'static str) -> steps::Operation {
+        steps::Operation { traceparent, cell: self.config.vmi_uid.clone(), name }
     }
 
     fn ack(&self, id: &str, answer: Answer) -> Ack {
@@ -456,6 +481,7 @@ impl Core {
         };
         self.life = Life::Alive(Box::new(alive));
         self.latch.settled(&start_id, Answer::Done("started".into()));
+        self.step_ends("start-hypervisor", None);
         self.publish(|d| d.guest.get_or_insert_default().machine_type = machine_type);
         self.publish_guest();
         // What was wished for while the driver was at work.
@@ -490,7 +516,11 @@ impl Core {
                 self.latch.settled(&id, answer.clone());
                 let _ = reply.send(self.ack(&id, answer));
             }
-            Back::Verb { id, verb, result, reply_to } => self.verb_done(&id, verb, result, reply_to),
+            Back::Verb { id, verb, word, result, reply_to, operation, since } => {
+                let failed = result.as_ref().err().map(|p| (p.reason, p.message.clone()));
+                self.tell(operation, &word, "", since, failed.as_ref().map(|(r, m)| (*r, m.as_str())), true);
+                self.verb_done(&id, verb, result, reply_to);
+            }
             Back::Thawed(again) => self.thawed(again),
             Back::PowerPressed(result) => {
                 if let Err(error) = result {
@@ -522,6 +552,7 @@ impl Core {
             Event::Broken(problem) => self.finish(proto::agent::Cause::Crashed, &problem),
             Event::Running if !self.ending.begun() => {
                 alive.disk.runs();
+                self.step_ends("launch", None);
                 self.set_state(DomainState::Running, "");
             }
             Event::Paused(why) if !self.ending.begun() => {
@@ -561,6 +592,9 @@ impl Core {
         let Life::Alive(alive) = &mut self.life else { return };
         let agent = alive.agent_level.borrow_and_update().clone();
         let interfaces = interfaces(&self.nics, &agent);
+        if agent.connected {
+            self.step_ends("guest-boot", None);
+        }
         self.publish(|d| {
             let machine_type = d.guest.take().map(|g| g.machine_type).unwrap_or_default();
             d.guest = Some(GuestFacts {

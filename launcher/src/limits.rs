@@ -57,6 +57,10 @@ pub const STDERR_TAIL: usize = 4 << 10;
 pub const OUTCOME_MESSAGE: usize = 2 << 10;
 /// User data and network data together: the largest Secret that Kubernetes stores.
 pub const CLOUD_INIT: usize = 1 << 20;
+/// Steps that are kept for a node agent that is away.
+pub const STEPS: usize = 32;
+/// Characters of why one failed.
+pub const STEP_MESSAGE: usize = 512;
 /// Descriptors that a node agent may hand over.
 pub const DESCRIPTORS: usize = 64;
 /// Length of a descriptor's name.

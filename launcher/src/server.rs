@@ -6,7 +6,8 @@ use futures::Stream;
 use proto::agent::{Ack, VerbReply, VerbRequest};
 use proto::launcher::launcher_server::Launcher;
 use proto::launcher::{
-    InfoReply, InfoRequest, Order, ProbeReply, ProbeRequest, StatsReply, StatsRequest, Update, WatchRequest, update,
+    InfoReply, InfoRequest, Order, ProbeReply, ProbeRequest, StatsReply, StatsRequest, Step, ToldReply, ToldRequest,
+    Update, WatchRequest, update,
 };
 use tokio::sync::{mpsc, oneshot, watch};
 use tonic::transport::server::UdsConnectInfo;
@@ -36,6 +37,8 @@ struct Watcher {
     delivered: watch::Sender<bool>,
     domain_seq: u64,
     outcome_sent: bool,
+    /// It wants steps, and has had those up to this one.
+    steps: Option<u64>,
 }
 
 impl Watcher {
@@ -48,13 +51,24 @@ impl Watcher {
             }
             {
                 let level = self.level.borrow_and_update();
+                let steps: Vec<Step> = match &mut self.steps {
+                    Some(had) => {
+                        let new = level.steps.iter().filter(|s| s.seq > *had).cloned().collect();
+                        *had = level.steps.back().map_or(*had, |s| s.seq.max(*had));
+                        new
+                    }
+                    None => Vec::new(),
+                };
                 if level.domain.seq > self.domain_seq {
                     self.domain_seq = level.domain.seq;
-                    return Some(Update { kind: Some(update::Kind::Domain(level.domain.clone())) });
+                    return Some(Update { kind: Some(update::Kind::Domain(level.domain.clone())), steps });
                 }
                 if let Some(outcome) = &level.outcome {
                     self.outcome_sent = true;
-                    return Some(Update { kind: Some(update::Kind::Outcome(outcome.clone())) });
+                    return Some(Update { kind: Some(update::Kind::Outcome(outcome.clone())), steps });
+                }
+                if !steps.is_empty() {
+                    return Some(Update { kind: None, steps });
                 }
             }
             self.level.changed().await.ok()?;
@@ -100,6 +114,13 @@ impl Launcher for Service {
         self.ask(|reply| Ask::Verb(request, reply)).await
     }
 
+    async fn told(&self, request: Request<ToldRequest>) -> Result<Response<ToldReply>, Status> {
+        agent(&request)?;
+        let told = Ask::Told(request.into_inner().seq);
+        self.asks.send(told).await.map_err(|_| Status::unavailable("the launcher is ending"))?;
+        Ok(Response::new(ToldReply {}))
+    }
+
     type WatchStream = Pin<Box<dyn Stream<Item = Result<Update, Status>> + Send>>;
 
     async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
@@ -109,6 +130,7 @@ impl Launcher for Service {
             delivered: self.delivered.clone(),
             domain_seq: 0,
             outcome_sent: false,
+            steps: request.get_ref().steps.then_some(0),
         };
         let stream = futures::stream::unfold(watcher, |mut w| async move { w.next().await.map(|u| (Ok(u), w)) });
         Ok(Response::new(Box::pin(stream)))

@@ -27,6 +27,8 @@ pub(crate) struct Known {
     pub nics: Vec<String>,
     /// Of the VMI.
     pub labels: BTreeMap<String, String>,
+    /// The processors are stopped.
+    pub paused: bool,
 }
 
 /// Asks them all. Who does not answer is left out.
@@ -59,6 +61,7 @@ pub(crate) async fn collect(domain: &dyn Domain, agent: Option<Agent>, known: Kn
         file_systems,
         load,
         labels: known.labels.into_iter().collect(),
+        paused: known.paused,
     }
 }
 

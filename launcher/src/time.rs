@@ -33,6 +33,11 @@ impl Boottime {
     }
 }
 
+/// Microseconds since 1970.
+pub(crate) fn unix_us() -> u64 {
+    u64::try_from(jiff::Timestamp::now().as_microsecond()).unwrap_or_default()
+}
+
 /// Milliseconds since 1970.
 pub(crate) fn unix_ms() -> u64 {
     u64::try_from(jiff::Timestamp::now().as_millisecond()).unwrap_or_default()

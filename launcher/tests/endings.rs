@@ -60,6 +60,22 @@ fn a_paused_guest_is_woken_to_shut_down() {
     l.start(&usual());
     l.until_console("login:");
     assert!(l.verb("pause", "p", "").ok);
+    // What it did so far is kept until somebody says that it is told.
+    let named = |all: &[proto::launcher::Step]| {
+        all.iter().map(|s| (s.name.clone(), s.operation.clone(), s.parent.clone())).collect::<Vec<_>>()
+    };
+    let step = |name: &str, operation: &str, parent: &str| (name.to_owned(), operation.to_owned(), parent.to_owned());
+    let did = l.steps();
+    let mut known = named(&did);
+    // The guest's agent comes when it likes.
+    known.retain(|(name, ..)| name != "guest-boot");
+    let wanted =
+        [step("start-hypervisor", "start", "launch"), step("launch", "start", "boot"), step("pause", "agent-verb", "")];
+    assert_eq!(known, wanted);
+    assert!(did.iter().all(|s| s.traceparent == TRACE && s.reason.is_empty() && s.start_unix_us <= s.end_unix_us));
+    assert_eq!(did.iter().find(|s| s.name == "pause").unwrap().cell, "p", "a verb is told under its own id");
+    l.told(did.last().unwrap().seq);
+    assert!(l.steps().iter().all(|s| s.name == "guest-boot"));
     l.tell(InstructKind::Shutdown, "s", LONG);
     l.ends(Cause::GuestShutdown);
 }

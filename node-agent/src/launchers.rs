@@ -9,7 +9,9 @@ use futures::{FutureExt, StreamExt};
 use hyper_util::rt::TokioIo;
 use proto::agent::{Ack, VerbReply, VerbRequest};
 use proto::launcher::launcher_client::LauncherClient;
-use proto::launcher::{InfoReply, InfoRequest, NicFacts, Order, StatsReply, StatsRequest, Update, WatchRequest};
+use proto::launcher::{
+    InfoReply, InfoRequest, NicFacts, Order, StatsReply, StatsRequest, ToldRequest, Update, WatchRequest,
+};
 use state::domain::RefusalReason;
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint, Uri};
@@ -34,8 +36,10 @@ pub trait Launcher: Send + Sync {
     fn verb(&self, verb: VerbRequest) -> Answer<VerbReply>;
     /// What its machine uses.
     fn stats(&self) -> Answer<StatsReply>;
-    /// Its level, and then each change.
-    fn watch(&self) -> Answer<Updates>;
+    /// Its level, and then each change; with what it did, where somebody can tell it.
+    fn watch(&self, steps: bool) -> Answer<Updates>;
+    /// Steps up to this one were told.
+    fn told(&self, seq: u64) -> Answer<()>;
 }
 
 /// What a guest is told of names.
@@ -119,9 +123,14 @@ impl Launcher for Wire {
         async move { client.stats(StatsRequest {}).await.map(tonic::Response::into_inner) }.boxed()
     }
 
-    fn watch(&self) -> Answer<Updates> {
+    fn told(&self, seq: u64) -> Answer<()> {
         let mut client = self.0.clone();
-        async move { client.watch(WatchRequest {}).await.map(|r| r.into_inner().boxed()) }.boxed()
+        async move { client.told(ToldRequest { seq }).await.map(|_| ()) }.boxed()
+    }
+
+    fn watch(&self, steps: bool) -> Answer<Updates> {
+        let mut client = self.0.clone();
+        async move { client.watch(WatchRequest { steps }).await.map(|r| r.into_inner().boxed()) }.boxed()
     }
 }
 

@@ -32,8 +32,10 @@ pub(crate) async fn follow(
     events: mpsc::Sender<LinkEvent>,
 ) {
     let mut pause = limits::RETRY_FIRST;
+    // Steps of the launcher up to this one were told.
+    let mut told = 0;
     loop {
-        match session(&*launchers, &pod, &events).await {
+        match session(&*launchers, &pod, &events, &mut told).await {
             Ok(()) => pause = limits::RETRY_FIRST,
             Err(Broken::NobodyListens) => return,
             Err(Broken::Early(error)) => {
@@ -64,22 +66,76 @@ enum Broken {
     NobodyListens,
 }
 
-async fn session(launchers: &dyn Launchers, pod: &PodFacts, events: &mpsc::Sender<LinkEvent>) -> Result<(), Broken> {
+async fn session(
+    launchers: &dyn Launchers,
+    pod: &PodFacts,
+    events: &mpsc::Sender<LinkEvent>,
+    told: &mut u64,
+) -> Result<(), Broken> {
     let early = |e: tonic::Status| Broken::Early(e.to_string());
     let client = launchers.connect(pod).await.map_err(Broken::Early)?;
     let info = bounded(client.info()).await.map_err(early)?;
-    let mut watch = bounded(client.watch()).await.map_err(early)?;
-    let connected = LinkEvent::Connected { client, info: Box::new(info) };
+    let mut watch = bounded(client.watch(telemetry::steps::are_told())).await.map_err(early)?;
+    let connected = LinkEvent::Connected { client: client.clone(), info: Box::new(info) };
     events.send(connected).await.map_err(|_| Broken::NobodyListens)?;
     loop {
         match watch.next().await {
-            Some(Ok(update)) => {
+            Some(Ok(mut update)) => {
+                tell(std::mem::take(&mut update.steps), pod, &client, told);
                 events.send(LinkEvent::Updated(Box::new(update))).await.map_err(|_| Broken::NobodyListens)?;
             }
             None => return Err(Broken::Late("the stream ended".into())),
             Some(Err(status)) => return Err(Broken::Late(status.to_string())),
         }
     }
+}
+
+/// Tells what the launcher did, in its name, and lets it forget that. An agent that ends in between has told it all the same, and its
+/// successor tells it once more: the same spans.
+fn tell(steps: Vec<proto::launcher::Step>, pod: &PodFacts, client: &Client, told: &mut u64) {
+    let time = |us| std::time::UNIX_EPOCH + Duration::from_micros(us);
+    let before = *told;
+    for step in steps {
+        if step.seq <= *told {
+            continue;
+        }
+        *told = step.seq;
+        let Some(context) = telemetry::TraceContext::parse(&step.traceparent) else { continue };
+        let mut attributes = vec![
+            ("k8s.namespace.name", pod.namespace.clone()),
+            ("k8s.pod.name", pod.pod_name.clone()),
+            ("k8s.pod.uid", pod.pod_uid.clone()),
+            ("kubevirt.vm.name", pod.vmi_name.clone()),
+        ];
+        if step.asked {
+            let method = if step.operation == VERB { "Verb" } else { "Execute" };
+            attributes.extend(rpc("virtfold.launcher.v1.Launcher", method));
+        }
+        telemetry::emit(telemetry::Step {
+            step: Some(&step.name),
+            parent: Some(step.parent.as_str()).filter(|p| !p.is_empty()),
+            end: time(step.end_unix_us),
+            attributes,
+            error: (!step.reason.is_empty())
+                .then(|| telemetry::Failure { reason: step.reason.clone(), message: step.message.clone() }),
+            kind: if step.asked { telemetry::Kind::Server } else { telemetry::Kind::Internal },
+            service: Some("virtfold-launcher"),
+            ..telemetry::Step::of(context, &step.cell, &step.operation, time(step.start_unix_us))
+        });
+    }
+    if *told > before {
+        let told = client.told(*told);
+        // One that is ending needs no thanks.
+        tokio::spawn(async move { bounded(told).await.ok() });
+    }
+}
+
+/// A verb, as a part of the request that it belongs to.
+pub(crate) const VERB: &str = "agent-verb";
+
+/// What a call is, as spans say it.
+pub(crate) fn rpc(service: &str, method: &str) -> [(&'static str, String); 3] {
+    [("rpc.system", "grpc".into()), ("rpc.service", service.to_owned()), ("rpc.method", method.to_owned())]
 }
 
 async fn bounded<T>(call: impl Future<Output = Result<T, tonic::Status>>) -> Result<T, tonic::Status> {

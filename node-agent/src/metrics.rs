@@ -63,7 +63,6 @@ impl Metrics {
         });
         let told = inner.clone();
         registry.source("machines", move |sheet| {
-            sheet.tell(&c::HANDLER_READY, &[], true);
             let all = {
                 let last = lock(&told.last);
                 last.at.filter(|at| at.elapsed() < FRESH).map(|_| last.all.clone()).unwrap_or_default()
@@ -232,7 +231,7 @@ impl Told<'_> {
         self.tell(&c::CPU_SYSTEM, &[], s.system_seconds);
         for v in &s.vcpus {
             let id = v.id.to_string();
-            self.tell(&c::VCPU, &[&id, "running"], v.seconds);
+            self.tell(&c::VCPU, &[&id, if s.paused { "offline" } else { "running" }], v.seconds);
             self.tell(&c::VCPU_DELAY, &[&id], v.delay_seconds);
         }
         self.tell(&c::MEMORY_DOMAIN, &[], s.memory_bytes);

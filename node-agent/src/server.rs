@@ -188,7 +188,11 @@ impl NodeAgent for Service {
         verb.ttl_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
         tracing::info!(verb = verb.verb, id = verb.id, pod = verb.pod_uid, traceparent = verb.traceparent, "verb");
         // At most once is the launcher's: it remembers the id. Not answered is not done, as far as anybody knows.
-        match link::within(left, client.verb(verb)).await {
+        let asked = Asked { traceparent: verb.traceparent.clone(), id: verb.id.clone(), verb: verb.verb.clone() };
+        let began = std::time::SystemTime::now();
+        let answer = link::within(left, client.verb(verb)).await;
+        asked.emit(&self.shared.node, began, &answer);
+        match answer {
             Ok(reply) => Ok(Response::new(reply)),
             // The way to it broke: it is found again, or found to be over, in a moment.
             Err(status) if status.code() == tonic::Code::Unavailable => {
@@ -228,6 +232,44 @@ impl NodeAgent for Service {
             Some(usage) => usage.usage(&request.get_ref().namespace).await,
             None => UsageReply::default(),
         }))
+    }
+}
+
+/// A verb, as a step of the request that it came with.
+struct Asked {
+    traceparent: String,
+    id: String,
+    verb: String,
+}
+
+impl Asked {
+    /// Whoever is told that the launcher is not ready asks again with the same id, and it is one step all the same.
+    fn emit(&self, node: &str, began: std::time::SystemTime, answer: &Result<VerbReply, Status>) {
+        let Some(context) = telemetry::TraceContext::parse(&self.traceparent) else { return };
+        let error = match answer {
+            Ok(reply) if reply.ok => None,
+            Ok(reply) => Some(telemetry::Failure { reason: reply.reason.clone(), message: reply.message.clone() }),
+            Err(status) if status.code() == tonic::Code::Unavailable => return,
+            Err(status) => {
+                Some(telemetry::Failure { reason: status.code().to_string(), message: status.message().to_owned() })
+            }
+        };
+        if error.as_ref().is_some_and(|e| e.reason == "not-ready") {
+            return;
+        }
+        let code = answer.as_ref().err().map_or(0, |status| status.code() as i32);
+        let mut attributes = vec![
+            ("k8s.node.name", node.to_owned()),
+            ("virtfold.verb", self.verb.clone()),
+            ("rpc.grpc.status_code", code.to_string()),
+        ];
+        attributes.extend(link::rpc("virtfold.agent.v1.NodeAgent", "Verb"));
+        telemetry::emit(telemetry::Step {
+            attributes,
+            error,
+            kind: telemetry::Kind::Server,
+            ..telemetry::Step::of(context, &self.id, link::VERB, began)
+        });
     }
 }
 

@@ -31,6 +31,7 @@ use std::{
 };
 use telemetry::journal::Journal;
 use tokio::{sync::mpsc, time::Instant};
+use tracing::Instrument;
 
 /// Answers that may wait for the driver.
 const ANSWERS: usize = 1024;
@@ -328,12 +329,22 @@ impl Driver {
         }
         let Some(cell) = self.vms.get_mut(&key) else { return };
         let event = Event::new(at, input);
-        let began = Instant::now();
+        let broken: Vec<&str> = cell.machine.violated().collect();
+        let (began, before) = (Instant::now(), cell.machine.phase());
         let commands = self.parts.journal.step(&key.to_string(), None, &mut cell.machine, &event);
         self.parts.metrics.step(metrics::Cell::Vm, began.elapsed());
-        for step in cell.machine.take_steps() {
-            self.parts.metrics.finished(&step);
-            emit(&key, &step);
+        for invariant in cell.machine.violated().filter(|i| !broken.contains(i)) {
+            tracing::error!(%key, invariant, "this must not be");
+            self.parts.metrics.violated(invariant);
+        }
+        let ended = cell.machine.take_steps();
+        // Whoever slept longer than the Lease lasts leaves it to the successor.
+        if !ended.is_empty() && self.parts.executor.leads() {
+            let transition = format!("{} -> {} ({})", before.name(), cell.machine.phase().name(), event.input.name());
+            for step in ended {
+                self.parts.metrics.finished(&step);
+                emit(&key, &step, &transition);
+            }
         }
         let interests = cell.machine.interests();
         let empty = cell.machine.is_empty();
@@ -416,67 +427,81 @@ impl Driver {
                 | Command::Patch { .. }
                 | Command::Delete { .. }
                 | Command::Confirm { .. }) => {
-                    let key = key.clone();
-                    self.execute(command, move |id, result| Answer::Vm(key, id, result));
+                    let (key, said) = (key.clone(), about_cell(key, Some(self.traceparent(key))));
+                    self.execute(command, said, move |id, result| Answer::Vm(key, id, result));
                 }
                 Command::Survey { .. } => tracing::error!(%key, "a Vm cell asked for what no Vm cell may"),
             }
         }
     }
 
+    /// Trace context of what a machine does.
+    fn traceparent(&self, key: &Key) -> &str {
+        self.vms.get(key).and_then(|cell| cell.machine.traceparent()).unwrap_or_default()
+    }
+
     fn instruct(&mut self, key: Key, id: CommandId, node: NodeName, order: Order) {
         let (executor, answers, sessions) =
             (self.parts.executor.clone(), self.answers.clone(), self.parts.sessions.clone());
         let (waiting, epoch, counter) = (self.waiting.clone(), self.parts.epoch, self.parts.metrics.commands());
+        let traceparent = self.traceparent(&key).to_owned();
+        let said = about_cell(&key, Some(&traceparent));
         if let Order::Acknowledge { pod, .. } = &order
             && let Some(cell) = self.nodes.get_mut(&node)
         {
             cell.outcomes.remove(pod);
         }
-        tokio::spawn(async move {
-            let settled = match order {
-                Order::Acknowledge { pod, seq } => {
-                    let ack = agent::OutcomeAck { pod_uid: pod.to_string(), seq };
-                    match sessions.send(&node, controller_message::Kind::OutcomeAck(ack)) {
-                        Some(_) => Settled::Applied(None),
-                        None => Settled::Unknown,
-                    }
-                }
-                Order::Do(instruction) => match executor.vmi_bytes(&key, &instruction.vmi).await {
-                    Err(settled) => settled,
-                    Ok(_) if !executor.leads() => Settled::Unknown,
-                    Ok((vmi, traceparent)) => {
-                        let slot = (node.clone(), instruction.id.to_string());
-                        waiting.insert(slot.clone(), (key.clone(), id));
-                        let message = proto::convert::instruct(&instruction, epoch, vmi, traceparent);
-                        if sessions.send(&node, controller_message::Kind::Instruct(message)).is_some() {
-                            // The answer, or the end of the session, settles it.
-                            return;
+        tokio::spawn(
+            async move {
+                let settled = match order {
+                    Order::Acknowledge { pod, seq } => {
+                        let ack = agent::OutcomeAck { pod_uid: pod.to_string(), seq };
+                        match sessions.send(&node, controller_message::Kind::OutcomeAck(ack)) {
+                            Some(_) => Settled::Applied(None),
+                            None => Settled::Unknown,
                         }
-                        waiting.remove(&slot);
-                        Settled::Unknown
                     }
-                },
-            };
-            counter.add(&["instruct", metrics::outcome(&settled)]);
-            let _ = answers.send(Answer::Vm(key, id, settled)).await;
-        });
+                    Order::Do(instruction) => match executor.vmi_bytes(&key, &instruction.vmi).await {
+                        Err(settled) => settled,
+                        Ok(_) if !executor.leads() => Settled::Unknown,
+                        Ok(vmi) => {
+                            let slot = (node.clone(), instruction.id.to_string());
+                            waiting.insert(slot.clone(), (key.clone(), id));
+                            let message = proto::convert::instruct(&instruction, epoch, vmi, traceparent);
+                            if sessions.send(&node, controller_message::Kind::Instruct(message)).is_some() {
+                                // The answer, or the end of the session, settles it.
+                                return;
+                            }
+                            waiting.remove(&slot);
+                            Settled::Unknown
+                        }
+                    },
+                };
+                counter.add(&["instruct", metrics::outcome(&settled)]);
+                let _ = answers.send(Answer::Vm(key, id, settled)).await;
+            }
+            .instrument(said),
+        );
     }
 
     /// Carries out a write or a live read beside the driver; how it settled comes back as the answer.
     fn execute<O: Read + Send>(
         &self,
         command: Command,
+        said: tracing::Span,
         answer: impl FnOnce(CommandId, Settled<O>) -> Answer + Send + 'static,
     ) {
         let Some(id) = command.id() else { return };
         let (executor, answers) = (self.parts.executor.clone(), self.answers.clone());
         let counter = self.parts.metrics.commands();
-        tokio::spawn(async move {
-            let result = write(&executor, &command).await;
-            counter.add(&[metrics::command(&command), metrics::outcome(&result)]);
-            let _ = answers.send(answer(id, result)).await;
-        });
+        tokio::spawn(
+            async move {
+                let result = write(&executor, &command).await;
+                counter.add(&[metrics::command(&command), metrics::outcome(&result)]);
+                let _ = answers.send(answer(id, result)).await;
+            }
+            .instrument(said),
+        );
     }
 
     // --- Set cells ---
@@ -533,8 +558,8 @@ impl Driver {
                 | Command::Patch { .. }
                 | Command::Delete { .. }
                 | Command::Confirm { .. }) => {
-                    let key = key.clone();
-                    self.execute(command, move |id, result| Answer::Set(key, id, result));
+                    let (key, said) = (key.clone(), about_cell(&key, None));
+                    self.execute(command, said, move |id, result| Answer::Set(key, id, result));
                 }
                 Command::Survey { id, kind, namespace, selector } => self.survey(&key, id, kind, namespace, selector),
                 Command::Instruct { .. } => tracing::error!(%key, "a Set cell asked for what no Set cell may"),
@@ -590,8 +615,8 @@ impl Driver {
                 Command::Wake { at } => self.arm(CellId::Node(name.clone()), at),
                 Command::Note(note) => self.parts.events.write(&note),
                 command @ (Command::Patch { .. } | Command::Confirm { .. }) => {
-                    let name = name.clone();
-                    self.execute(command, move |id, result| Answer::Node(name, id, result));
+                    let (name, said) = (name.clone(), about_cell(&name, None));
+                    self.execute(command, said, move |id, result| Answer::Node(name, id, result));
                 }
                 Command::Create { .. } | Command::Delete { .. } | Command::Survey { .. } | Command::Instruct { .. } => {
                     tracing::error!(%name, "a Node cell asked for what no Node cell may");
@@ -710,6 +735,12 @@ fn about(sight: &Sight) -> Kind {
     }
 }
 
+/// What is logged while something is done for a cell names it, and its trace.
+fn about_cell(cell: &impl std::fmt::Display, traceparent: Option<&str>) -> tracing::Span {
+    let trace = traceparent.and_then(|t| t.split('-').nth(1));
+    tracing::info_span!("cell", %cell, trace)
+}
+
 /// Nodes have no namespace.
 fn namespace(key: &Key, interest: &Interest) -> String {
     match interest {
@@ -718,29 +749,53 @@ fn namespace(key: &Key, interest: &Interest) -> String {
     }
 }
 
-/// Sends the span of a finished step, and with the last one that of the whole operation.
-fn emit(key: &Key, f: &Finished) {
+/// Sends the span of a finished step and those of its waits, and with the last one that of the whole operation.
+fn emit(key: &Key, f: &Finished, transition: &str) {
     let Some(context) = telemetry::TraceContext::parse(&f.traceparent) else { return };
     let time = |t: Timestamp| UNIX_EPOCH + Duration::from_millis(t.0);
-    let attributes = || {
+    let operation = f.step.operation();
+    let attributes = |more: Option<(&'static str, String)>| {
         let mut all = vec![("k8s.namespace.name", key.namespace.clone()), ("kubevirt.vm.name", key.name.clone())];
-        all.extend(f.resumed.then(|| ("virtfold.interrupted", "true".to_owned())));
+        all.extend(more);
         all
     };
-    let step = |step, start, error| telemetry::Step {
-        context,
-        cell: f.instance.as_str(),
-        operation: f.step.operation(),
-        step,
-        parent: None,
-        begins: false,
-        start: time(start),
+    let base = telemetry::Step::of(context, f.instance.as_str(), operation, time(f.start));
+    for wait in &f.waits {
+        telemetry::emit(telemetry::Step {
+            step: Some(wait.what.name()),
+            parent: Some(f.step.name()),
+            start: time(wait.from),
+            end: time(wait.to),
+            attributes: attributes(Some(("virtfold.waits_for", wait.what.name().to_owned()))),
+            ..base.clone()
+        });
+    }
+    let error = f.error.clone().map(telemetry::Failure::new);
+    telemetry::emit(telemetry::Step {
+        step: Some(f.step.name()),
         end: time(f.end),
-        attributes: attributes(),
-        error,
-    };
-    telemetry::emit(step(Some(f.step.name()), f.start, f.error.clone()));
+        attributes: {
+            let mut all = attributes(Some(("virtfold.transition", transition.to_owned())));
+            all.extend(f.resumed.then(|| ("virtfold.interrupted", "true".to_owned())));
+            all
+        },
+        error: error.clone(),
+        ..base.clone()
+    });
     if let Some(began) = f.closes {
-        telemetry::emit(step(None, began, f.error.clone()));
+        let links = f.cause.iter().filter_map(|cause| {
+            let of = telemetry::TraceContext::parse(&cause.traceparent)?;
+            let context =
+                if cause.instance.as_str().is_empty() { of } else { of.operation(cause.instance.as_str(), "start") };
+            Some(telemetry::Cause { context, relation: cause.relation.name() })
+        });
+        telemetry::emit(telemetry::Step {
+            start: time(began),
+            end: time(f.end),
+            attributes: attributes(None),
+            error,
+            links: links.collect(),
+            ..base
+        });
     }
 }

@@ -240,11 +240,7 @@ impl Executor {
     }
 
     /// The whole VMI, for an instruction. `Err` says how the instruction settles.
-    pub async fn vmi_bytes(
-        &self,
-        key: &state::Key,
-        uid: &state::VmiUid,
-    ) -> Result<(bytes::Bytes, String), Settled<Object>> {
+    pub async fn vmi_bytes(&self, key: &state::Key, uid: &state::VmiUid) -> Result<bytes::Bytes, Settled<Object>> {
         let target = ObjectRef {
             kind: Kind::VirtualMachineInstance,
             namespace: key.namespace.clone(),
@@ -262,8 +258,7 @@ impl Executor {
         if seen.metadata.uid != uid.as_str() {
             return Err(Settled::Gone);
         }
-        let traceparent = seen.metadata.annotations.get(api::names::ANN_TRACEPARENT).cloned();
-        Ok((answer.into(), traceparent.unwrap_or_default()))
+        Ok(answer.into())
     }
 }
 

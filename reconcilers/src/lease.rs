@@ -15,8 +15,9 @@ use kube::{
     Api, Client,
     api::{ObjectMeta, PostParams},
 };
-use state::{Epoch, LeaderInstance};
+use state::{Epoch, LeaderInstance, Millis, Timestamp, trace::Reign};
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use telemetry::Readiness;
 use tokio::{sync::Mutex, time::Instant};
 
 /// Renewals that may hang one after another within the time of a Lease.
@@ -94,6 +95,8 @@ pub struct Leadership {
     pub instance: LeaderInstance,
     /// Until when we lead at most, by our own clock.
     pub until: tokio::sync::watch::Sender<Instant>,
+    /// Since when, and who led before: for what is told of the time between.
+    pub reign: Reign,
 }
 
 fn now() -> MicroTime {
@@ -104,26 +107,39 @@ fn seconds(d: Duration) -> i32 {
     i32::try_from(d.as_secs().max(1)).unwrap_or(i32::MAX)
 }
 
-/// Waits until the Lease is ours. Never gives up; errors of the API are logged and tried again.
-pub async fn acquire(client: &Client, config: LeaseConfig, instance: LeaderInstance) -> Result<Leadership, LeaseError> {
+/// What a controller lacks that cannot learn who leads.
+const LEASE: &str = "lease";
+
+/// Waits until the Lease is ours. Never gives up; errors of the API are logged and tried again, and make it unready.
+pub async fn acquire(
+    client: &Client,
+    config: LeaseConfig,
+    instance: LeaderInstance,
+    readiness: &Readiness,
+) -> Result<Leadership, LeaseError> {
     let api: Api<Lease> = Api::namespaced(client.clone(), &config.namespace);
     // (resourceVersion, since when we see it)
     let mut seen: Option<(String, Instant)> = None;
+    // When the holder before us was alive for the last time.
+    let mut before = None;
     // Since when a write of ours may have been done whose answer was lost: the Lease counts from there.
     let mut unsure: Option<Instant> = None;
     loop {
         let asked = Instant::now();
-        match try_acquire(&api, &config, &instance, &mut seen).await {
+        match try_acquire(&api, &config, &instance, &mut seen, &mut before).await {
             Ok(Some(lease)) => {
+                readiness.has(LEASE);
                 let version = lease.metadata.resource_version.as_deref().and_then(|v| v.parse().ok());
                 let epoch = Epoch(version.ok_or_else(|| LeaseError::Version(config.name.clone()))?);
                 let until = tokio::sync::watch::Sender::new(unsure.unwrap_or(asked) + config.duration);
                 tracing::info!(%epoch, %instance, "leading");
                 let lease = Arc::new(Mutex::new(lease));
-                return Ok(Leadership { api, config, lease, epoch, instance, until });
+                let reign = Reign { since: crate::driver::wall(), before };
+                return Ok(Leadership { api, config, lease, epoch, instance, until, reign });
             }
-            Ok(None) => {}
+            Ok(None) => readiness.has(LEASE),
             Err(error) => {
+                readiness.lacks(LEASE, &error);
                 unsure.get_or_insert(asked);
                 tracing::warn!(%error, lease = config.name, "cannot take the lease yet");
             }
@@ -137,6 +153,7 @@ async fn try_acquire(
     config: &LeaseConfig,
     instance: &LeaderInstance,
     seen: &mut Option<(String, Instant)>,
+    before: &mut Option<Timestamp>,
 ) -> kube::Result<Option<Lease>> {
     let mine = |transitions| LeaseSpec {
         holder_identity: Some(instance.to_string()),
@@ -169,6 +186,10 @@ async fn try_acquire(
         // The reply to our own write was lost.
         return Ok(Some(lease));
     }
+    let renewed = lease.spec.as_ref().and_then(|s| s.renew_time.as_ref()).map(|t| t.0.as_millisecond());
+    // Whoever gave it up did so with its last write; another one may have worked on until its next one was due.
+    let more = if held.is_empty() { Millis(0) } else { Millis(config.renew_every.as_millis() as u64) };
+    *before = renewed.and_then(|ms| u64::try_from(ms).ok()).map(|ms| Timestamp(ms).after(more));
     let version = lease.metadata.resource_version.clone().unwrap_or_default();
     let since = match seen {
         Some((v, since)) if *v == version => *since,
@@ -281,6 +302,7 @@ impl Leadership {
         let mut lease = self.lease.lock().await.clone();
         if let Some(spec) = &mut lease.spec {
             spec.holder_identity = None;
+            spec.renew_time = Some(now());
         }
         if let Err(error) = self.api.replace(&self.config.name, &PostParams::default(), &lease).await {
             tracing::debug!(%error, "lease not released");
@@ -316,11 +338,51 @@ mod tests {
         });
         let config = LeaseConfig { namespace: "default".into(), ..LeaseConfig::default() };
         let client = Client::new(service, "default");
-        let leadership = acquire(&client, config, LeaderInstance("a".into())).await.unwrap();
+        let leadership = acquire(&client, config, LeaderInstance("a".into()), &Readiness::default()).await.unwrap();
         tokio::select! {
             lost = leadership.keep() => panic!("{lost}"),
             () = tokio::time::sleep(Duration::from_secs(60)) => {}
         }
         assert!(renewals.load(Ordering::Relaxed) > 10);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_cannot_learn_who_leads_is_not_ready_and_a_successor_knows_until_when_somebody_led() {
+        let server = ApiServer::new(Arc::new(Memory::new()), Config::default()).await.unwrap();
+        let there = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let seen = there.clone();
+        let service = tower::service_fn(move |mut request: http::Request<kube::client::Body>| {
+            let (mut server, there) = (server.service(User::system("test")), seen.load(Ordering::Relaxed));
+            async move {
+                if !there {
+                    // An answer that is no Lease.
+                    *request.uri_mut() = http::Uri::from_static("/healthz");
+                    *request.method_mut() = http::Method::GET;
+                }
+                server.call(request).await
+            }
+        });
+        let client = Client::new(service, "default");
+        let config = LeaseConfig { namespace: "default".into(), ..LeaseConfig::default() };
+        let readiness = Readiness::default();
+        let first = acquire(&client, config.clone(), LeaderInstance("a".into()), &readiness);
+        let look = async {
+            while readiness.check().is_ok() {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            there.store(true, Ordering::Relaxed);
+        };
+        let (first, ()) = tokio::join!(first, look);
+        let first = first.unwrap();
+        assert_eq!((readiness.check(), first.reign.before), (Ok(()), None));
+        // One that gives it up is known to the moment; one that goes silent may have worked on until its next renewal was due.
+        first.release().await;
+        let second = acquire(&client, config.clone(), LeaderInstance("b".into()), &readiness).await.unwrap();
+        let released = second.reign.before.unwrap();
+        assert!(released >= first.reign.since && released <= second.reign.since);
+        let third = acquire(&client, config.clone(), LeaderInstance("c".into()), &readiness).await.unwrap();
+        let silent = third.reign.before.unwrap();
+        let due = second.reign.since.after(Millis(2_000));
+        assert!(silent.0.abs_diff(due.0) < 1_000, "{silent} {due}");
     }
 }

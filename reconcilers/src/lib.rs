@@ -37,10 +37,12 @@ use state::{
     vm::ClusterConfig,
 };
 use std::sync::Arc;
-use telemetry::journal::Journal;
+use telemetry::{Readiness, journal::Journal};
 use tokio::sync::mpsc;
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
+/// What a controller lacks before it has seen everything.
+const CACHES: &str = "caches";
 /// Messages of agents that may wait for the driver; beyond it the sessions wait.
 const HEARD: usize = 1024;
 
@@ -61,6 +63,8 @@ pub struct Config {
     pub explainer: Explainer,
     /// Where it counts, and tells what its caches have.
     pub metrics: telemetry::metrics::Registry,
+    /// Says what it lacks: its caches, or an answer about the Lease.
+    pub readiness: Readiness,
     /// What rendering needs.
     pub cluster: ClusterConfig,
     /// Ends [`run`], giving the Lease up.
@@ -92,16 +96,26 @@ pub async fn run(config: Config) -> Result<(), Error> {
     let launchers = format!("{}={}", api::names::LABEL_APP, api::names::APP_LAUNCHER);
     let vms = Arc::new(Hub::<VmView>::start(client.clone(), ""));
     let vmis = Arc::new(Hub::<VmiView>::start(client.clone(), ""));
-    let sets = Hub::<SetView>::start(client.clone(), "");
+    let sets = Arc::new(Hub::<SetView>::start(client.clone(), ""));
     let pods = Arc::new(Hub::<PodView>::start(client.clone(), &launchers));
     let claims = Arc::new(Hub::<ClaimView>::start(client.clone(), ""));
-    let nodes = Hub::<NodeView>::start(client.clone(), "");
+    let nodes = Arc::new(Hub::<NodeView>::start(client.clone(), ""));
+    config.readiness.lacks(CACHES, "not all objects are known yet");
+    let synced = {
+        let (vms, vmis, sets, pods, claims, nodes) =
+            (vms.clone(), vmis.clone(), sets.clone(), pods.clone(), claims.clone(), nodes.clone());
+        let readiness = config.readiness.clone();
+        AbortOnDropHandle::new(tokio::spawn(async move {
+            tokio::join!(vms.synced(), vmis.synced(), sets.synced(), pods.synced(), claims.synced(), nodes.synced());
+            readiness.has(CACHES);
+        }))
+    };
 
     metrics::stands_by(&config.metrics);
     let instance = LeaderInstance(uuid::Uuid::new_v4().to_string());
     let leadership = tokio::select! {
         () = config.stop.cancelled() => return Ok(()),
-        l = lease::acquire(client, config.lease.clone(), instance.clone()) => l?,
+        l = lease::acquire(client, config.lease.clone(), instance.clone(), &config.readiness) => l?,
     };
     let journal = Journal::open(config.journal.clone(), instance.as_str(), Some(leadership.epoch));
     let asked =
@@ -112,9 +126,7 @@ pub async fn run(config: Config) -> Result<(), Error> {
             leadership.release().await;
             return Ok(());
         }
-        () = async {
-            tokio::join!(vms.synced(), vmis.synced(), sets.synced(), pods.synced(), claims.synced(), nodes.synced());
-        } => {}
+        _ = synced => {}
     }
 
     let (heard_by, heard) = mpsc::channel(HEARD);
@@ -148,7 +160,7 @@ pub async fn run(config: Config) -> Result<(), Error> {
         executor: executor::Executor::new(client.clone(), until),
         sessions: sessions.clone(),
         events: events::Events::new(client.clone()),
-        config: config.cluster.clone(),
+        config: ClusterConfig { reign: leadership.reign, ..config.cluster.clone() },
         epoch,
         journal,
     };

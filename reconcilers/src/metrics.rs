@@ -37,6 +37,9 @@ const OTHER: &str = "<other>";
 /// Whose instance types are named.
 const VENDORS: [&str; 2] = ["kubevirt.io", "redhat.com"];
 
+/// What a running controller can see broken ([`state::vm::Vm::violated`]).
+const INVARIANTS: [&str; 2] = ["one-domain", "one-pod"];
+
 /// Kinds of cells, in the order of [`Metrics::step`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Cell {
@@ -56,6 +59,7 @@ pub(crate) struct Metrics {
     commands: Counter,
     operation: Histogram,
     failures: Counter,
+    violations: Counter,
     waited: Timer,
     worked: Timer,
     phases: Phases,
@@ -70,7 +74,11 @@ impl Metrics {
                 sheet.tell(&c::CELLS, &[name], told[cell as usize].load(Ordering::Relaxed));
             }
         });
+        let violations = registry.counter(&c::VIOLATIONS);
+        // There from the beginning, so that the first one is a growth.
+        INVARIANTS.iter().for_each(|invariant| violations.add_many(&[invariant], 0));
         Self {
+            violations,
             steps: Cell::ALL.map(|(_, name)| registry.timer(&c::STEP, &[name])),
             cells,
             commands: registry.counter(&c::COMMANDS),
@@ -96,6 +104,11 @@ impl Metrics {
     pub(crate) fn entry(&self, waited: Duration, worked: Duration) {
         self.waited.observe(waited);
         self.worked.observe(worked);
+    }
+
+    /// Something is so that must not be.
+    pub(crate) fn violated(&self, invariant: &'static str) {
+        self.violations.add(&[invariant]);
     }
 
     /// A command settled.
@@ -231,7 +244,6 @@ pub(crate) fn leads(registry: &Registry, caches: Caches) {
 
 fn status(sheet: &mut Sheet, leads: bool) {
     sheet.tell(&c::CONTROLLER_LEADS, &[], leads);
-    sheet.tell(&c::CONTROLLER_READY, &[], true);
 }
 
 impl Caches {
@@ -253,6 +265,8 @@ impl Caches {
             let key = vm.key();
             machine(sheet, &key.namespace, &key.name, &vm.view, instances.get(&key).map(AsRef::as_ref));
         }
+        let outdated = vmis.iter().filter(|v| v.view.is_outdated()).count();
+        sheet.tell(&c::VMI_OUTDATED, &[], outdated);
         for vmi in &vmis {
             let key = vmi.key();
             instance(sheet, &key.namespace, &key.name, &vmi.view);
@@ -355,12 +369,13 @@ fn instance(sheet: &mut Sheet, namespace: &str, name: &str, vmi: &VmiView) {
             guest("machine"),
             guest("name"),
             guest("versionId"),
-            "false",
-            "false",
+            &vmi.is_evictable().to_string(),
+            &vmi.is_outdated().to_string(),
             pod.as_deref().unwrap_or_default(),
         ],
         1_u64,
     );
+    sheet.tell(&c::VMI_NOT_EVICTABLE, &[node, namespace, name], !vmi.is_evictable());
     for interface in vmi.status.interfaces.iter().map(Told::value) {
         let text = |key: &str| interface.get(key).and_then(|v| v.as_str()).unwrap_or_default();
         let (nic, inside) = (text("name"), text("interfaceName"));

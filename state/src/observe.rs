@@ -3,12 +3,13 @@
 
 mod pod;
 mod told;
+mod vmi;
 
 pub use pod::{ContainerState, PodPhase, PodView, RawPod};
 pub use told::Told;
 
 use crate::{
-    Millis, PodUid, ResourceVersion, Timestamp, Uid, VmUid, VmiUid,
+    Millis, ResourceVersion, Timestamp, Uid, VmUid,
     condition::Cond,
     instancetype::{Matcher, MatcherRef, RawMatcher, Role},
     object::{Kind, ObjectRef, Pattern, Versioned},
@@ -486,6 +487,9 @@ pub struct VmiView {
     /// When the start that made it began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub began: Option<Timestamp>,
+    /// Trace context of the set that made it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub made_by: Option<String>,
     /// Who created it, as admission saw it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub created_by: Option<String>,
@@ -493,6 +497,9 @@ pub struct VmiView {
     pub node_label: Option<String>,
     /// From power button to kill.
     pub grace: Millis,
+    /// It wants to be migrated when its node is drained.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub moves: bool,
     /// The guest can hear the power button: with a grace period, it is promised a shutdown in order.
     pub acpi: bool,
     /// Claims that it needs.
@@ -511,28 +518,6 @@ pub struct VmiView {
     pub phase: Phase,
     /// Status as last written.
     pub status: VmiStatus,
-}
-
-impl VmiView {
-    /// UID.
-    pub fn vmi_uid(&self) -> VmiUid {
-        VmiUid(self.meta.uid.0.clone())
-    }
-
-    /// A guest that ends without having been asked, although it was promised to be, has failed.
-    pub fn is_promised_a_shutdown(&self) -> bool {
-        self.acpi && self.grace > Millis(0)
-    }
-
-    /// Whether a phase is recorded.
-    pub fn was(&self, phase: Phase) -> bool {
-        self.phase == phase || self.status.phase_transition_timestamps.iter().any(|t| t.phase == phase.name())
-    }
-
-    /// The pod that may run the domain.
-    pub fn active_pod(&self) -> Option<PodUid> {
-        self.status.active_pods.keys().next().map(|k| PodUid(k.clone()))
-    }
 }
 
 /// Typed reader of a VirtualMachineInstance.
@@ -561,9 +546,11 @@ impl Project for VmiView {
             vm_generation: raw.metadata.annotations.get(names::ANN_VM_GENERATION).and_then(|g| g.parse().ok()),
             traceparent: raw.metadata.annotations.get(names::ANN_TRACEPARENT).cloned(),
             began: raw.metadata.annotations.get(names::ANN_BEGAN).and_then(|t| t.parse().ok()).map(Timestamp),
+            made_by: raw.metadata.annotations.get(names::ANN_MADE_BY).cloned(),
             created_by: raw.metadata.annotations.get(names::ANN_CHANGED_BY).cloned(),
             node_label: raw.metadata.labels.get(names::LABEL_NODE_NAME).cloned(),
             grace: Millis::secs(u64::try_from(raw.spec.grace_seconds()).unwrap_or(0)),
+            moves: raw.spec.eviction_strategy.as_deref() == Some("LiveMigrate"),
             acpi: raw.spec.domain.features.pointer("/acpi/enabled").and_then(Value::as_bool).unwrap_or(true),
             claims: claims(&raw.spec),
             volumes: volumes(&raw.spec),

@@ -8,23 +8,33 @@
 //! Without a collector a step costs one counter ([`steps::counts`]), and one that is away costs a bounded queue.
 
 pub mod context;
+mod export;
 pub mod journal;
 pub mod logs;
 pub mod metrics;
+mod readiness;
 pub mod secret;
 pub mod steps;
 
 pub use context::TraceContext;
+pub use readiness::Readiness;
 pub use secret::Secret;
-pub use steps::{Step, emit};
+pub use steps::{Cause, Failure, Kind, Step, begin, emit};
 
 /// What a process says of itself and where its telemetry goes.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
     /// `service.name`: `virtfold-controller`, `virtfold-node-agent`, ...
     pub service: &'static str,
-    /// OTLP/gRPC endpoint such as `http://127.0.0.1:4317`; `None` switches traces off.
+    /// OTLP endpoint such as `http://127.0.0.1:4317`; `None` leaves it to the environment (the module `export`), and without one there
+    /// either, traces are off.
     pub otlp_endpoint: Option<String>,
+    /// Where connections to the endpoint really go, for a process in another network than the collector.
+    pub otlp_via: Option<std::net::SocketAddr>,
+    /// A part that has no way to the collector, whose steps this process tells in its name.
+    pub speaks_for: Option<&'static str>,
+    /// The node that the process belongs to.
+    pub node: Option<String>,
     /// Where log lines go; `None` means stderr.
     pub log_file: Option<std::path::PathBuf>,
     /// Log filter (`info`, `reconcilers=debug`, ...); `VIRTFOLD_LOG` in the environment wins.
@@ -51,6 +61,18 @@ pub enum Error {
     /// The OTLP exporter cannot be built.
     #[error("cannot export traces to {0}")]
     Exporter(String, #[source] opentelemetry_otlp::ExporterBuildError),
+    /// A setting of the environment cannot be followed.
+    #[error("{0}")]
+    Setting(String),
+    /// A file that a setting names cannot be read.
+    #[error("{what}: the file cannot be read")]
+    SettingFile {
+        /// The variable and what it says.
+        what: String,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
     /// [`init`] was not called.
     #[error("logs are not set up")]
     NotSetUp,
@@ -59,14 +81,21 @@ pub enum Error {
     Twice,
 }
 
-/// Sets up logs and traces of this process. Must be called inside a tokio runtime where `otlp_endpoint` is set. Keep the
-/// guard: [`Guard::shutdown`] sends what is still queued.
+/// Sets up logs and traces of this process. Must be called inside a tokio runtime where there is a collector. Keep the guard:
+/// [`Guard::shutdown`] sends what is still queued.
 pub fn init(options: &Options) -> Result<Guard, Error> {
     logs::init(options)?;
-    if let Some(endpoint) = &options.otlp_endpoint {
-        steps::init(options.service, endpoint)?;
-    }
+    steps::init(options)?;
     Ok(Guard(()))
+}
+
+/// Host and port of the collector that option and environment name, for those who make a way to it.
+///
+/// # Errors
+/// A setting that cannot be followed.
+pub fn collector(option: Option<&str>) -> Result<Option<(String, u16)>, Error> {
+    let settings = export::Settings::read(option, None, |name| std::env::var(name).ok())?;
+    settings.target.map(|target| target.place()).transpose()
 }
 
 /// Owner of the process's telemetry.

@@ -444,6 +444,7 @@ fn spans(sheet: &mut Sheet) {
         sheet.tell(&catalogue::SPANS, &[outcome], count);
     }
     sheet.tell(&catalogue::SPANS_WAITING, &[], c.waiting);
+    sheet.tell(&catalogue::LOG_LINES_SUPPRESSED, &[], crate::logs::suppressed());
 }
 
 struct Page {
@@ -551,11 +552,11 @@ mod tests {
     fn a_million_values_of_a_label_are_bounded_and_counted() {
         let registry = Registry::default();
         let counter = registry.counter(&c::COMMANDS);
-        for i in 0..3_000 {
+        for i in 0..100_000 {
             counter.add(&["create", &i.to_string()]);
         }
         registry.source("guest", |sheet| {
-            for i in 0..SAMPLES + 10 {
+            for i in 0..1_000_000 {
                 sheet.tell(&c::VM_CREATED, &[&"ö".repeat(i % 300), "default"], 1_u64);
             }
         });
@@ -563,8 +564,40 @@ mod tests {
         let lines = |name: &str| page.lines().filter(|l| l.starts_with(&format!("{name}{{"))).count();
         assert_eq!(lines("virtfold_commands_total"), SERIES);
         assert_eq!(lines(c::VM_CREATED.name), SAMPLES);
-        assert!(page.contains("virtfold_metric_series_dropped_total 2010"), "{}", page.len());
+        assert!(page.contains("virtfold_metric_series_dropped_total 1049000"), "{}", page.len());
         assert!(page.lines().all(|l| l.len() < 1_000));
+    }
+
+    #[test]
+    fn the_longest_name_with_every_legal_character_stands_whole_in_metrics_and_spans() {
+        let legal: String = ('a'..='z').chain('0'..='9').chain(['-', '.']).cycle().take(252).chain(['z']).collect();
+        let registry = Registry::default();
+        let told = legal.clone();
+        registry.source("vms", move |sheet| sheet.tell(&c::VM_CREATED, &[&told, "default"], 1_u64));
+        for format in [Format::Classic, Format::OpenMetrics] {
+            assert!(registry.scrape(format).unwrap().contains(&format!("name=\"{legal}\"")), "{format:?}");
+        }
+        let step = crate::Step {
+            attributes: vec![("kubevirt.vm.name", legal.clone())],
+            ..crate::Step::of(crate::TraceContext::random(), "u", "start", SystemTime::UNIX_EPOCH)
+        };
+        let span = crate::steps::span(step);
+        assert!(span.attributes.iter().any(|a| a.value.as_str() == legal));
+    }
+
+    #[test]
+    fn what_a_guest_says_cannot_break_a_page() {
+        let registry = Registry::default();
+        registry.source("guest", |sheet| {
+            let names = ["a\"b", "a\\b", "a\nb", "a{b}", "\u{0}", "\u{202e}x", "a b,c=\"d\""];
+            for name in names {
+                sheet.tell(&c::FS_USED, &["n", "ns", "vm", name, "/", "ext4"], 1_u64);
+            }
+        });
+        let page = registry.scrape(Format::Classic).unwrap();
+        let lines: Vec<&str> = page.lines().filter(|l| l.starts_with(c::FS_USED.name)).collect();
+        assert_eq!(lines.len(), 7, "{page}");
+        assert!(lines.iter().all(|l| l.ends_with(" 1")), "{lines:?}");
     }
 
     #[test]

@@ -1,19 +1,22 @@
 //! Steps: finished pieces of an operation, each emitted once as a span with a derived id.
 
-use crate::{Error, TraceContext, context};
+use crate::{
+    Error, Options, TraceContext, context,
+    export::{Sampler, Settings, Target},
+};
 use opentelemetry::{
     InstrumentationScope, KeyValue,
-    trace::{SpanContext, SpanId, SpanKind, Status, TraceFlags, TraceId, TraceState},
+    trace::{Link, SpanContext, SpanId, SpanKind, Status, TraceFlags, TraceId, TraceState},
 };
-use opentelemetry_otlp::WithExportConfig;
 use opentelemetry_sdk::{
     Resource,
     error::OTelSdkResult,
-    trace::{BatchConfigBuilder, BatchSpanProcessor, SpanData, SpanExporter, SpanProcessor},
+    trace::{BatchConfigBuilder, BatchSpanProcessor, SpanData, SpanExporter, SpanLinks, SpanProcessor},
 };
 use std::{
+    collections::VecDeque,
     sync::{
-        OnceLock,
+        Mutex, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, SystemTime},
@@ -25,10 +28,17 @@ const QUEUE: u64 = 2048;
 const BATCH: usize = 512;
 /// How long a span waits for others. A process that is killed takes what waits along, so it is short.
 const LINGER: Duration = Duration::from_millis(250);
-/// An export that takes longer has failed.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Spans of traces that are not told, which go along if something of the same trace fails.
+const HELD: usize = 1024;
+/// Whose spans they are, where it is the process itself.
+const OWN: &str = "virtfold";
+
+/// Attributes that are numbers to those who made their names.
+const NUMBERS: [&str; 2] = ["http.response.status_code", "rpc.grpc.status_code"];
 
 static PROCESSOR: OnceLock<BatchSpanProcessor> = OnceLock::new();
+static SAMPLER: OnceLock<Sampler> = OnceLock::new();
+static UNTOLD: Mutex<VecDeque<SpanData>> = Mutex::new(VecDeque::new());
 static UNSENT: AtomicU64 = AtomicU64::new(0);
 static WAITING: AtomicU64 = AtomicU64::new(0);
 static EXPORTED: AtomicU64 = AtomicU64::new(0);
@@ -84,33 +94,151 @@ pub struct Step<'a> {
     pub end: SystemTime,
     /// Attributes such as (`k8s.namespace.name`, `default`).
     pub attributes: Vec<(&'static str, String)>,
-    /// Reason code where it failed.
-    pub error: Option<String>,
+    /// Why it failed, where it did.
+    pub error: Option<Failure>,
+    /// Who asked whom.
+    pub kind: Kind,
+    /// What it follows from without being part of it.
+    pub links: Vec<Cause>,
+    /// Which part took it, where that one has no way to the collector ([`Options::speaks_for`]).
+    pub service: Option<&'static str>,
+}
+
+impl Step<'_> {
+    /// An operation that has just ended and failed at nothing: what differs is filled in by struct update.
+    pub fn of<'a>(context: TraceContext, cell: &'a str, operation: &'a str, start: SystemTime) -> Step<'a> {
+        Step {
+            context,
+            cell,
+            operation,
+            step: None,
+            parent: None,
+            begins: false,
+            start,
+            end: SystemTime::now(),
+            attributes: Vec::new(),
+            error: None,
+            kind: Kind::Internal,
+            links: Vec::new(),
+            service: None,
+        }
+    }
+}
+
+/// Why a step failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// A code that people can look up, such as `ErrImagePull`.
+    pub reason: String,
+    /// More about it; may be empty.
+    pub message: String,
+}
+
+impl Failure {
+    /// Without further words.
+    pub fn new(reason: impl Into<String>) -> Self {
+        Self { reason: reason.into(), message: String::new() }
+    }
+}
+
+/// Who asked whom.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Kind {
+    /// Nobody: it happened here.
+    #[default]
+    Internal,
+    /// Somebody else asked us.
+    Server,
+    /// We asked somebody else.
+    Client,
+}
+
+/// What caused an operation: a span that may be of another trace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cause {
+    /// That span.
+    pub context: TraceContext,
+    /// What it is to the operation: `restart-after`, `made-by`, ...
+    pub relation: &'static str,
+}
+
+/// Whether there is a collector, so that it is worth while to tell for somebody else.
+pub fn are_told() -> bool {
+    PROCESSOR.get().is_some()
+}
+
+/// A trace that begins here; whether it is told is decided now.
+pub fn begin() -> TraceContext {
+    let context = TraceContext::random();
+    let sampled = SAMPLER.get().copied().unwrap_or_default().begins(&context.trace_id);
+    TraceContext { sampled, ..context }
 }
 
 /// Emits the span of a finished step. Never blocks; where no collector is configured, or the trace is not sampled, or too many
-/// spans wait, it counts and returns.
+/// spans wait, it counts and returns. What fails is told in any case, with what this process did in its trace before.
 pub fn emit(step: Step<'_>) {
-    let Some(processor) = PROCESSOR.get().filter(|_| step.context.sampled) else {
+    let Some(processor) = PROCESSOR.get() else {
         UNSENT.fetch_add(1, Ordering::Relaxed);
         return;
     };
+    let sampler = SAMPLER.get().copied().unwrap_or_default();
+    if sampler.takes(&step.context) {
+        return send(processor, span(step));
+    }
+    if !sampler.tells_failures() {
+        UNSENT.fetch_add(1, Ordering::Relaxed);
+        return;
+    }
+    let failed = step.error.is_some();
+    let span = span(step);
+    let mut untold = UNTOLD.lock().unwrap_or_else(PoisonError::into_inner);
+    if failed {
+        let trace = span.span_context.trace_id();
+        let (along, others) = untold.drain(..).partition(|s| s.span_context.trace_id() == trace);
+        *untold = others;
+        drop(untold);
+        let along: VecDeque<SpanData> = along;
+        along.into_iter().chain([span]).for_each(|span| send(processor, span));
+        return;
+    }
+    UNSENT.fetch_add(1, Ordering::Relaxed);
+    if untold.len() >= HELD {
+        untold.pop_front();
+    }
+    untold.push_back(span);
+}
+
+fn send(processor: &BatchSpanProcessor, span: SpanData) {
     if WAITING.fetch_add(1, Ordering::Relaxed) >= QUEUE {
         WAITING.fetch_sub(1, Ordering::Relaxed);
         OVERFLOWN.fetch_add(1, Ordering::Relaxed);
         return;
     }
-    processor.on_end(span(step));
+    processor.on_end(span);
 }
 
-/// Sends, and counts what became of it. (The processor neither tells how many wait nor what failed.)
+/// Sends, and counts what became of it. (The processor neither tells how many wait nor what failed.) Spans of another part, for which
+/// this process speaks, go as that part's.
 #[derive(Debug)]
-struct Counting<E>(E);
+struct Counting<E> {
+    own: E,
+    other: Option<(&'static str, E)>,
+}
+
+impl<E: SpanExporter> Counting<E> {
+    async fn send(&self, batch: Vec<SpanData>) -> OTelSdkResult {
+        let Some((name, other)) = &self.other else { return self.own.export(batch).await };
+        let (theirs, ours): (Vec<_>, Vec<_>) = batch.into_iter().partition(|s| s.instrumentation_scope.name() == *name);
+        let sent = if ours.is_empty() { Ok(()) } else { self.own.export(ours).await };
+        let theirs = if theirs.is_empty() { Ok(()) } else { other.export(theirs).await };
+        sent.and(theirs)
+    }
+}
 
 impl<E: SpanExporter> SpanExporter for Counting<E> {
     async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
         let count = u64::try_from(batch.len()).unwrap_or(u64::MAX);
-        let result = self.0.export(batch).await;
+        let result = self.send(batch).await;
         WAITING.fetch_sub(count, Ordering::Relaxed);
         let counter = if result.is_ok() { &EXPORTED } else { &FAILED };
         let before = counter.fetch_add(count, Ordering::Relaxed);
@@ -124,15 +252,22 @@ impl<E: SpanExporter> SpanExporter for Counting<E> {
     }
 
     fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
-        self.0.shutdown_with_timeout(timeout)
+        if let Some((_, other)) = &self.other {
+            other.shutdown_with_timeout(timeout)?;
+        }
+        self.own.shutdown_with_timeout(timeout)
     }
 
     fn set_resource(&mut self, resource: &Resource) {
-        self.0.set_resource(resource);
+        self.own.set_resource(resource);
+        if let Some((name, other)) = &mut self.other {
+            let all = resource.iter().map(|(k, v)| KeyValue::new(k.clone(), v.clone()));
+            other.set_resource(&Resource::builder_empty().with_attributes(all).with_service_name(*name).build());
+        }
     }
 }
 
-fn span(step: Step<'_>) -> SpanData {
+pub(crate) fn span(step: Step<'_>) -> SpanData {
     let c = step.context;
     let derived = |name: &str| SpanId::from_bytes(context::span_id(&c.trace_id, step.cell, step.operation, name));
     let operation = match step.begins {
@@ -149,51 +284,76 @@ fn span(step: Step<'_>) -> SpanData {
         KeyValue::new("virtfold.cell", step.cell.to_owned()),
         KeyValue::new("virtfold.operation", step.operation.to_owned()),
     ];
-    attributes.extend(step.attributes.into_iter().map(|(k, v)| KeyValue::new(k, v)));
+    attributes.extend(step.attributes.into_iter().map(|(k, v)| match v.parse::<i64>() {
+        Ok(number) if NUMBERS.contains(&k) => KeyValue::new(k, number),
+        _ => KeyValue::new(k, v),
+    }));
+    attributes.extend(step.error.iter().map(|e| KeyValue::new("error.type", e.reason.clone())));
+    let context = |context: TraceContext, id, remote| {
+        let trace = TraceId::from_bytes(context.trace_id);
+        SpanContext::new(trace, id, TraceFlags::SAMPLED, remote, TraceState::default())
+    };
+    let mut links = SpanLinks::default();
+    links.links = step
+        .links
+        .into_iter()
+        .map(|cause| {
+            let span = context(cause.context, SpanId::from_bytes(cause.context.span_id), true);
+            Link::new(span, vec![KeyValue::new("virtfold.relation", cause.relation)], 0)
+        })
+        .collect();
     SpanData {
-        span_context: SpanContext::new(
-            TraceId::from_bytes(c.trace_id),
-            id,
-            TraceFlags::SAMPLED,
-            false,
-            TraceState::default(),
-        ),
+        span_context: context(c, id, false),
         parent_span_id: parent,
         parent_span_is_remote: step.step.is_none() && !step.begins,
-        span_kind: SpanKind::Internal,
+        span_kind: match step.kind {
+            Kind::Internal => SpanKind::Internal,
+            Kind::Server => SpanKind::Server,
+            Kind::Client => SpanKind::Client,
+        },
         name: name.into(),
         start_time: step.start,
         end_time: step.end.max(step.start),
         attributes,
         dropped_attributes_count: 0,
         events: Default::default(),
-        links: Default::default(),
-        status: step.error.map_or(Status::Unset, Status::error),
-        instrumentation_scope: InstrumentationScope::builder("virtfold")
+        links,
+        status: step.error.map_or(Status::Unset, |e| match e.message.as_str() {
+            "" => Status::error(e.reason),
+            more => Status::error(format!("{}: {more}", e.reason)),
+        }),
+        instrumentation_scope: InstrumentationScope::builder(step.service.unwrap_or(OWN))
             .with_version(env!("CARGO_PKG_VERSION"))
             .build(),
     }
 }
 
-pub(crate) fn init(service: &'static str, endpoint: &str) -> Result<(), Error> {
-    let exporter = opentelemetry_otlp::SpanExporter::builder()
-        .with_tonic()
-        .with_endpoint(endpoint)
-        .with_timeout(PATIENCE)
-        .build()
-        .map_err(|e| Error::Exporter(endpoint.to_owned(), e))?;
+pub(crate) fn init(options: &Options) -> Result<(), Error> {
+    let settings = Settings::read(options.otlp_endpoint.as_deref(), options.otlp_via, |name| std::env::var(name).ok())?;
+    SAMPLER.set(settings.sampler).map_err(|_| Error::Twice)?;
+    match &settings.target {
+        Some(target) => start(options, target),
+        None => Ok(()),
+    }
+}
+
+fn start(options: &Options, target: &Target) -> Result<(), Error> {
+    let other = options.speaks_for.map(|name| Ok::<_, Error>((name, target.exporter()?))).transpose()?;
+    let exporter = Counting { own: target.exporter()?, other };
     let config = BatchConfigBuilder::default()
         .with_max_queue_size(QUEUE as usize + BATCH)
         .with_max_export_batch_size(BATCH)
         .with_scheduled_delay(LINGER)
         .build();
-    let mut processor = BatchSpanProcessor::builder(Counting(exporter)).with_batch_config(config).build();
-    processor.set_resource(
-        &Resource::builder()
-            .with_service_name(service)
-            .with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")))
-            .build(),
-    );
+    let mut processor = BatchSpanProcessor::builder(exporter).with_batch_config(config).build();
+    let own = [
+        KeyValue::new("service.namespace", "virtfold"),
+        KeyValue::new("service.version", env!("CARGO_PKG_VERSION")),
+        KeyValue::new("service.instance.id", uuid::Uuid::new_v4().to_string()),
+    ];
+    let node = options.node.as_ref().map(|node| KeyValue::new("k8s.node.name", node.clone()));
+    let resource = Resource::builder().with_attributes(own.into_iter().chain(node)).with_service_name(options.service);
+    processor.set_resource(&resource.build());
     PROCESSOR.set(processor).map_err(|_| Error::Twice)
 }
 
@@ -222,7 +382,7 @@ mod tests {
             start: at,
             end: at,
             attributes: vec![("k8s.namespace.name", "default".into())],
-            error: None,
+            ..Step::of(c, "u1", "start", at)
         }
     }
 
@@ -236,6 +396,15 @@ mod tests {
         assert_eq!(a.parent_span_id, root.span_context.span_id());
         assert_eq!(b.parent_span_id, a.span_context.span_id());
         assert_eq!(a.span_context, span(step(c, Some("schedule"), None)).span_context);
+    }
+
+    #[test]
+    fn codes_are_numbers() {
+        let attributes = vec![("http.response.status_code", "404".into()), ("kubevirt.vm.name", "7".into())];
+        let told = span(Step { attributes, ..step(TraceContext::random(), None, None) });
+        let of = |key: &str| told.attributes.iter().find(|a| a.key.as_str() == key).map(|a| a.value.clone());
+        assert_eq!(of("http.response.status_code"), Some(opentelemetry::Value::I64(404)));
+        assert_eq!(of("kubevirt.vm.name"), Some(opentelemetry::Value::String("7".into())));
     }
 
     #[test]

@@ -30,7 +30,7 @@ pub fn program() -> std::result::Result<PathBuf, String> {
 }
 
 /// One span, as Jaeger tells it.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Span {
     /// `service.name` of whoever emitted it.
     pub service: String,
@@ -171,8 +171,30 @@ impl Jaeger {
 
     /// Waits until a trace has spans of these names, and is whole.
     pub fn finished(&self, id: &str, names: &[&str], limit: Duration) -> Result<Vec<Span>> {
-        wait::until(&format!("the end of trace {id}"), limit, || {
-            let trace = self.trace(id)?;
+        self.until(&format!("the end of trace {id}"), names, limit, || self.trace(id))
+    }
+
+    /// The same of the only trace in which a service did something.
+    pub fn begun_by(&self, service: &str, operation: &str, names: &[&str], limit: Duration) -> Result<Vec<Span>> {
+        let path = format!("/api/traces?service={service}&operation={operation}&limit=10&lookback=1h");
+        self.until(&format!("the end of the trace of {operation}"), names, limit, || {
+            let answer = self.web.get(&path)?.unwrap_or_default();
+            let traces = answer["data"].as_array().map(Vec::as_slice).unwrap_or_default();
+            ensure!(traces.len() <= 1, "{} traces of {operation}", traces.len());
+            let spans = traces.iter().flat_map(|t| t["spans"].as_array().into_iter().flatten().map(move |s| (t, s)));
+            Ok(spans.map(|(t, span)| Span::read(span, &t["processes"])).collect())
+        })
+    }
+
+    fn until(
+        &self,
+        what: &str,
+        names: &[&str],
+        limit: Duration,
+        look: impl Fn() -> Result<Vec<Span>>,
+    ) -> Result<Vec<Span>> {
+        wait::until(what, limit, || {
+            let trace = look()?;
             let lacks: Vec<_> = names.iter().filter(|name| !trace.iter().any(|s| s.name == **name)).collect();
             Ok(if lacks.is_empty() && whole(&trace).is_ok() {
                 Ok(trace)

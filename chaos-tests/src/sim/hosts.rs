@@ -87,6 +87,7 @@ pub async fn api(site: Rc<Site>) -> turmoil::Result {
 pub async fn controller(site: Rc<Site>, host: String) -> turmoil::Result {
     let config = reconcilers::Config {
         metrics: Default::default(),
+        readiness: Default::default(),
         client: net::client(&host)?,
         dial: net::dial(),
         tls: site.identities.controller(),

@@ -442,6 +442,9 @@ fn a_real_prometheus_sees_the_whole_catalogue_and_what_the_guest_sees() -> Resul
         }
         Ok(if missing.is_empty() { Ok(()) } else { Err(missing.join("\n")) })
     })?;
+    for part in ["api", "controller", "handler"] {
+        prometheus.wait(&format!("kubevirt_virt_{part}_ready_status == 1"), SEEN, |all| !all.is_empty())?;
+    }
     let label = "kubernetes_vmi_label_app_kubernetes_io_name";
     let labelled = prometheus.query(&format!("kubevirt_vmi_cpu_usage_seconds_total{{{label}=\"measured\"}}"))?;
     ensure!(labelled.len() == 1, "{labelled:?}");

@@ -34,22 +34,48 @@ fn id(object: &serde_json::Value) -> Result<String> {
     Ok(context.split('-').nth(1).context("a trace context has four parts")?.to_owned())
 }
 
+/// The one span of that name below another one.
+fn below<'a>(trace: &'a [Span], parent: &Span, name: &str) -> Result<&'a Span> {
+    let found: Vec<&Span> = trace.iter().filter(|s| s.name == name && s.parent.as_ref() == Some(&parent.id)).collect();
+    let [one] = found[..] else {
+        anyhow::bail!("{} spans '{name}' below '{}':\n{}", found.len(), parent.name, story(trace))
+    };
+    Ok(one)
+}
+
+/// A start as its launcher saw it: within the steps of the controller, in its own name, and not longer than them.
+fn launched(trace: &[Span], start: &Span) -> Result<()> {
+    let story = story(trace);
+    let boot = below(trace, start, "boot")?;
+    let launch = below(trace, boot, "launch")?;
+    let hypervisor = below(trace, launch, "start-hypervisor")?;
+    let guest = below(trace, start, "guest-boot")?;
+    let network = below(trace, boot, "prepare-network")?;
+    for span in [launch, hypervisor, guest] {
+        ensure!(span.service == "virtfold-launcher", "'{}' is told by {}:\n{story}", span.name, span.service);
+        ensure!(span.tags.get("k8s.pod.name").is_some_and(|p| p.starts_with("virt-launcher-")), "{story}");
+    }
+    ensure!(network.service == "virtfold-node-agent", "{story}");
+    ensure!(launch.tags.get("rpc.method").map(String::as_str) == Some("Execute"), "{:?}", launch.tags);
+    let end = |s: &Span| s.start + s.duration;
+    ensure!(hypervisor.duration > 0 && end(hypervisor) <= end(launch), "the hypervisor starts in the launch:\n{story}");
+    ensure!(end(launch) <= end(boot) + TICK, "what is launched is seen to run afterwards:\n{story}");
+    ensure!(guest.duration >= launch.duration, "a guest boots after its launch:\n{story}");
+    for step in START_STEPS {
+        let transition = below(trace, start, step)?.tags.get("virtfold.transition").cloned().unwrap_or_default();
+        ensure!(transition.contains(" -> "), "'{step}' ended by {transition:?}:\n{story}");
+    }
+    Ok(())
+}
+
 /// The one span of an operation on one instance, and its steps: all are there, each begins where the one before ended, and all lie within it.
 fn operation<'a>(trace: &'a [Span], root: &Span, name: &str, steps: &[&str], since: Instant) -> Result<&'a Span> {
     let story = story(trace);
-    let below = |parent: &Span, name: &str| -> Result<&'a Span> {
-        let found: Vec<&Span> =
-            trace.iter().filter(|s| s.name == name && s.parent.as_ref() == Some(&parent.id)).collect();
-        let [one] = found[..] else {
-            anyhow::bail!("{} spans '{name}' below '{}':\n{story}", found.len(), parent.name)
-        };
-        Ok(one)
-    };
-    let whole = below(root, name)?;
+    let whole = below(trace, root, name)?;
     ensure!(u128::from(whole.duration) <= since.elapsed().as_micros(), "'{name}' lasts too long:\n{story}");
     let mut at = whole.start;
     for step in steps {
-        let span = below(whole, step)?;
+        let span = below(trace, whole, step)?;
         ensure!(span.start.abs_diff(at) <= TICK, "'{step}' begins where the step before ended:\n{story}");
         ensure!(!span.tags.contains_key("error"), "'{step}' failed:\n{story}");
         at = span.start + span.duration;
@@ -126,12 +152,25 @@ fn each_operation_is_one_trace_across_processes_and_over_their_ends() -> Result<
         ensure!(!seen.contains(secret), "process {} ({}) shows user data", process.pid, process.name);
     }
     let created = id(&machine.vmi()?)?;
-    let trace = jaeger.finished(&created, &names(&[&["write", "start"], &START_STEPS]), START)?;
+    let launcher = ["launch", "start-hypervisor", "guest-boot"];
+    let trace = jaeger.finished(&created, &names(&[&["write", "start"], &START_STEPS, &launcher]), START)?;
     let root = whole(&trace)?;
     ensure!(root.name == "write", "the write is the root:\n{}", story(&trace));
-    operation(&trace, root, "start", &START_STEPS, began)?;
+    let before = operation(&trace, root, "start", &START_STEPS, began)?.id.clone();
+    launched(&trace, below(&trace, root, "start")?)?;
     let services: BTreeSet<&str> = trace.iter().map(|s| s.service.as_str()).collect();
-    ensure!(services.len() >= 2, "spans of one process only:\n{}", story(&trace));
+    let all = ["virtfold-controller", "virtfold-launcher", "virtfold-node-agent"];
+    ensure!(services == BTreeSet::from(all), "spans of {services:?}:\n{}", story(&trace));
+
+    // A request that starts nothing is a trace of its own, through all processes.
+    ask("pause")?;
+    let trace = jaeger.begun_by("virtfold-controller", "pause", &["pause", "agent-verb"], START)?;
+    let asked = whole(&trace)?;
+    ensure!(asked.tags.get("http.request.method").map(String::as_str) == Some("PUT"), "{:?}", asked.tags);
+    let verb = below(&trace, asked, "agent-verb")?;
+    ensure!(verb.service == "virtfold-node-agent" && verb.tags["rpc.system"] == "grpc", "{}", story(&trace));
+    ensure!(below(&trace, verb, "pause")?.service == "virtfold-launcher", "{}", story(&trace));
+    ask("unpause")?;
 
     // A restart is a request that leads to a stop and a start.
     let began = ask("restart")?;
@@ -145,6 +184,8 @@ fn each_operation_is_one_trace_across_processes_and_over_their_ends() -> Result<
     let stop = operation(&trace, root, "stop", &STOP_STEPS, began)?;
     let start = operation(&trace, root, "start", &START_STEPS, began)?;
     ensure!(stop.start <= start.start, "the stop comes first:\n{}", story(&trace));
+    ensure!(start.links == [(created.clone(), before)], "{:?} is linked to the start before", start.links);
+    launched(&trace, start)?;
 
     let began = ask("stop")?;
     gone(&machine)?;
@@ -189,6 +230,10 @@ fn each_operation_is_one_trace_across_processes_and_over_their_ends() -> Result<
     let interrupted: Vec<&str> =
         trace.iter().filter(|s| s.tags.contains_key("virtfold.interrupted")).map(|s| s.name.as_str()).collect();
     ensure!(interrupted == ["prepare-pod"], "{interrupted:?} were interrupted:\n{}", story(&trace));
+    let interrupted = below(&trace, start, "prepare-pod")?;
+    let waits: Vec<&Span> = trace.iter().filter(|s| s.name == "wait-for-leader").collect();
+    ensure!(waits.iter().all(|w| w.parent.as_ref() == Some(&interrupted.id)), "{}", story(&trace));
+    launched(&trace, start)?;
 
     // A deletion follows from the last write, and its trace stays whole.
     machine.delete()?;

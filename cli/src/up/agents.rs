@@ -57,12 +57,29 @@ pub struct AgentConfig {
     pub authorities: Vec<String>,
     /// Collector of traces.
     pub otlp_endpoint: Option<String>,
+    /// Where it is reached.
+    #[serde(default)]
+    pub otlp_via: Option<std::net::SocketAddr>,
+    /// Fingerprint of what else the environment says of telemetry: an agent with another one is replaced.
+    #[serde(default)]
+    pub environment: String,
     /// How much of its journal is kept.
     pub journal: crate::journal::Bounds,
     /// Never use KVM.
     pub use_emulation: bool,
     /// Filter of its log.
     pub log_filter: String,
+}
+
+/// Fingerprint of the variables that say where telemetry goes; they are inherited, and some are secrets.
+pub fn environment() -> String {
+    use sha2::{Digest, Sha256};
+    let mut all: Vec<_> = std::env::vars_os()
+        .filter(|(name, _)| name.to_str().is_some_and(|n| n.starts_with("OTEL_") || n == telemetry::logs::FORMAT))
+        .collect();
+    all.sort();
+    let hash = Sha256::digest(format!("{all:?}"));
+    hash.iter().take(8).map(|b| format!("{b:02x}")).collect()
 }
 
 /// Which build of the program runs: version, size and time of the file.

@@ -83,6 +83,7 @@ pub(super) async fn start(
         certificates: site.layout.data("pki").join("gateway.json"),
         life: Duration::from_secs(site.options.certificate_life),
         metrics: site.metrics.clone(),
+        readiness: site.gateway.clone(),
         stop: site.serving.clone(),
     }));
     let agents = account(site, &system, NODE, &within).await?;

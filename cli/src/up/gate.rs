@@ -28,6 +28,7 @@ pub fn install(site: &Site<'_>, server: &ApiServer) -> anyhow::Result<()> {
         explain: Some(Arc::new(Why(site.explainer.clone()))),
         patience: gateway::PATIENCE,
         metrics: site.metrics.clone(),
+        readiness: site.gateway.clone(),
     });
     let (followed, stop) = (gateway.clone(), site.controllers.clone());
     site.controller_tasks.spawn(async move { stop.run_until_cancelled(followed.follow()).await });

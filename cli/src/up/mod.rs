@@ -29,6 +29,7 @@ use embedded::pki::Pki;
 use embedded::server::ApiServer;
 use embedded::server::https::{self, HttpsError};
 use kube::Client;
+use telemetry::metrics::catalogue as c;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -108,7 +109,7 @@ async fn up(options: args::Up) -> anyhow::Result<()> {
         otlp_endpoint: options.otlp_endpoint.clone(),
         log_file: Some(layout.data("virtfold.log")),
         log_filter: "info".into(),
-        json: false,
+        ..telemetry::Options::default()
     })?;
     let listener = https::listen(options.listen).await.map_err(|error| match error {
         HttpsError::PortTaken(address) => {
@@ -241,6 +242,10 @@ pub(crate) struct Site<'a> {
     datagrams: proto::transport::Datagrams,
     explainer: reconcilers::Explainer,
     metrics: telemetry::metrics::Registry,
+    /// What the controller lacks.
+    controller: telemetry::Readiness,
+    /// What the gateway lacks.
+    gateway: telemetry::Readiness,
     tasks: TaskTracker,
     serving: CancellationToken,
     controller_tasks: TaskTracker,
@@ -290,6 +295,8 @@ async fn start(
         datagrams,
         explainer: reconcilers::Explainer::default(),
         metrics: telemetry::metrics::Registry::default(),
+        controller: telemetry::Readiness::default(),
+        gateway: telemetry::Readiness::default(),
         tasks: TaskTracker::new(),
         serving: CancellationToken::new(),
         controller_tasks: TaskTracker::new(),
@@ -317,6 +324,7 @@ async fn parts(site: &Site<'_>, plane: &Plane) -> anyhow::Result<CancellationTok
     let (options, layout, netns) = (site.options, site.layout, &site.netns);
     let controller = reconcilers::Config {
         metrics: site.metrics.clone(),
+        readiness: site.controller.clone(),
         client: plane.controller.clone(),
         dial: site.dial.clone(),
         tls: site.component(CONTROLLER)?,
@@ -330,8 +338,8 @@ async fn parts(site: &Site<'_>, plane: &Plane) -> anyhow::Result<CancellationTok
     site.controller_tasks.spawn(lead(controller));
 
     observe(site, plane).await?;
-    let collector = match &options.otlp_endpoint {
-        Some(endpoint) => Some(network::relay(netns, endpoint).await?),
+    let collector = match telemetry::collector(options.otlp_endpoint.as_deref())? {
+        Some(collector) => Some(network::relay(netns, collector).await?),
         None => None,
     };
     let agents = CancellationToken::new();
@@ -358,7 +366,9 @@ async fn parts(site: &Site<'_>, plane: &Plane) -> anyhow::Result<CancellationTok
                 .map(|file| embedded::images::authorities(file))
                 .collect::<Result<_, _>>()
                 .context("--registry-ca")?,
-            otlp_endpoint: collector.clone(),
+            otlp_endpoint: options.otlp_endpoint.clone(),
+            otlp_via: collector,
+            environment: agents::environment(),
             use_emulation: options.use_emulation,
             journal: options.journal.clone(),
             // What a client says of a server that is away is said by who asked.
@@ -419,7 +429,10 @@ async fn observe(site: &Site<'_>, plane: &Plane) -> anyhow::Result<()> {
         registry: site.metrics.clone(),
         client: plane.system.clone(),
         before: None,
-        ready: Arc::new(|| Ok(())),
+        ready: vec![
+            (&c::CONTROLLER_READY, observed::ready(&site.controller)),
+            (&c::API_READY, observed::ready(&site.gateway)),
+        ],
     };
     let inside = SocketAddr::new(API.ip(), METRICS_PORT);
     let listener =

@@ -28,21 +28,17 @@ pub async fn node(cluster: &Netns, node: &Node) -> Result<Netns, NetnsError> {
     Ok(netns)
 }
 
-/// Address inside the cluster at which node agents reach the collector of traces.
-const COLLECTOR: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 244, 0, 1)), 4317);
+/// Where node agents reach the collector of traces inside of the cluster, at the port that it has outside.
+const COLLECTOR: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 244, 0, 1));
 
-/// Lets node agents, whose network is not the machine's, reach the collector: connections to the returned URL go on to
-/// `endpoint` for as long as this process lives.
-pub async fn relay(netns: &Netns, endpoint: &str) -> anyhow::Result<String> {
-    let target = endpoint
-        .strip_prefix("http://")
-        .with_context(|| format!("--otlp-endpoint {endpoint}: only http:// is supported"))?
-        .trim_end_matches('/')
-        .to_owned();
+/// Lets node agents, whose network is not the machine's, reach the collector, a host and a port: connections to the returned address
+/// go on to it for as long as this process lives.
+pub async fn relay(netns: &Netns, (host, port): (String, u16)) -> anyhow::Result<SocketAddr> {
+    let address = SocketAddr::new(COLLECTOR, port);
     let listener =
-        netns.listen(COLLECTOR).await.with_context(|| format!("cannot listen on {COLLECTOR} inside of the cluster"))?;
-    tokio::spawn(forward(listener, target, CancellationToken::new()));
-    Ok(format!("http://{COLLECTOR}"))
+        netns.listen(address).await.with_context(|| format!("cannot listen on {address} inside of the cluster"))?;
+    tokio::spawn(forward(listener, format!("{host}:{port}"), CancellationToken::new()));
+    Ok(address)
 }
 
 /// Connections to `listener` go on to `target`, a host and a port, until `stop`; those that are open then, go on.

@@ -96,6 +96,8 @@ pub struct Config {
     pub runc: PathBuf,
     /// Labels of the node beside the usual ones.
     pub labels: BTreeMap<String, String>,
+    /// Variables that containers get which have none of that name.
+    pub environment: BTreeMap<String, String>,
 }
 
 impl std::fmt::Debug for Config {

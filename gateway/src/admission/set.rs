@@ -23,6 +23,7 @@ pub(super) fn admit(mut input: AdmissionInput, context: &Context<'_>) -> Result<
     check(&input.object, context.settings.is_trusted(&input.user), context, &mut problems);
     vm::name(&input.name, &mut problems);
     if problems.causes.is_empty() {
+        super::trace(&mut input, context);
         return Ok(AdmissionOutput { object: input.object, warnings: problems.warnings });
     }
     Err(Status::invalid(&input.kind, &input.name, &problems.causes))

@@ -16,6 +16,7 @@ use axum::response::{IntoResponse, Response};
 use http::request::Parts;
 use http::{Method, Request, StatusCode, header};
 use serde_json::{Value, json};
+use tracing::Instrument;
 
 use crate::admission::User;
 use crate::status::Status;
@@ -141,11 +142,12 @@ async fn of_objects(inner: &Inner, mut parts: Parts, body: Body, below: &[&str])
             };
             // What is changed on the way belongs to the caller's trace; without one it is an operation of its own.
             let caller = (!span.context.is_root()).then(|| asked.traceparent.clone());
-            let answer = kubernetes::CALLER.scope(caller, answer).await;
+            let said = tracing::info_span!("request", cell = %format_args!("{namespace}/{name}"), trace = span.context.trace());
+            let answer = kubernetes::CALLER.scope(caller, answer).instrument(said).await;
             let refused = answer.as_ref().err();
             let took = span.start.elapsed().unwrap_or_default();
             inner.metrics.answered(resource, span.operation.as_str(), refused, took, span.context);
-            span.end(&asked, refused);
+            span.end(&asked, &answer);
             answer
         }
         _ => Err(not_found()),
@@ -315,7 +317,7 @@ impl Span {
     fn begin(parts: &Parts, operation: &str) -> Self {
         let header = parts.headers.get("traceparent").and_then(|v| v.to_str().ok());
         Self {
-            context: header.and_then(telemetry::TraceContext::parse).unwrap_or_else(telemetry::TraceContext::random),
+            context: header.and_then(telemetry::TraceContext::parse).unwrap_or_else(telemetry::begin),
             id: uuid::Uuid::new_v4().to_string(),
             operation: operation.to_owned(),
             start: SystemTime::now(),
@@ -327,22 +329,27 @@ impl Span {
         if self.context.is_root() { self.context } else { self.context.operation(&self.id, &self.operation) }
     }
 
-    fn end(self, asked: &Asked<'_>, refused: Option<&Status>) {
+    fn end(self, asked: &Asked<'_>, answer: &Result<Response, Status>) {
+        let code = answer.as_ref().map_or_else(|refused| refused.code, |response| response.status().as_u16());
+        let group = api::names::SUBRESOURCE_GROUP;
+        let place = if asked.namespace.is_empty() { "" } else { "namespaces/{namespace}/" };
         telemetry::emit(telemetry::Step {
-            context: self.context,
-            cell: &self.id,
-            operation: &self.operation,
-            step: None,
-            parent: None,
             begins: self.context.is_root(),
-            start: self.start,
-            end: SystemTime::now(),
+            kind: telemetry::Kind::Server,
             attributes: vec![
                 ("k8s.namespace.name", asked.namespace.to_owned()),
                 ("kubevirt.resource", asked.resource.to_owned()),
                 ("kubevirt.vm.name", asked.name.to_owned()),
+                ("http.request.method", asked.method.to_string()),
+                ("http.route", format!("/apis/{group}/v1/{place}{}/{{name}}/{}", asked.resource, self.operation)),
+                ("http.response.status_code", code.to_string()),
+                ("enduser.id", asked.user.clone()),
             ],
-            error: refused.map(|s| s.reason.clone()),
+            error: answer
+                .as_ref()
+                .err()
+                .map(|s| telemetry::Failure { reason: s.reason.clone(), message: s.message.clone() }),
+            ..telemetry::Step::of(self.context, &self.id, &self.operation, self.start)
         });
     }
 }

@@ -146,6 +146,13 @@ impl Core {
     fn over(&mut self, cause: Cause, exit: i32, message: &str) {
         self.life = Life::Over;
         self.latch.ended();
+        // A guest that was asked to end has not failed.
+        let asked = matches!(cause, Cause::GuestShutdown | Cause::Destroyed);
+        self.step_ends("power-down", (!asked).then_some((crate::outcome::cause_word(cause), message)));
+        self.step_ends("kill", None);
+        // A guest need not have an agent.
+        self.steps.forget("guest-boot");
+        self.steps_end(Some((crate::outcome::cause_word(cause), message)));
         self.ending = Ending::default();
         self.verbs.over();
         self.publish(|d| {

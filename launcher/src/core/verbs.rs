@@ -51,8 +51,8 @@ impl Verb {
 /// Why a verb was not carried out: reason code and words.
 #[derive(Debug)]
 pub(super) struct Problem {
-    reason: &'static str,
-    message: String,
+    pub(super) reason: &'static str,
+    pub(super) message: String,
 }
 
 impl Problem {
@@ -136,14 +136,16 @@ impl Core {
         tracing::info!(id = %request.id, ?verb, traceparent = %request.traceparent, "verb");
         self.verbs.begin(&request.id);
         let ttl = if request.ttl_ms == 0 { limits::VERB_TTL } else { Duration::from_millis(request.ttl_ms) };
-        let (id, back) = (request.id, self.back.clone());
+        let operation =
+            super::steps::Operation { traceparent: request.traceparent, cell: request.id.clone(), name: "agent-verb" };
+        let (id, word, back, since) = (request.id, request.verb, self.back.clone(), crate::time::unix_us());
         tokio::spawn(async move {
             let work = carry_out(verb, domain, agent, connected, freeze);
             let result = match tokio::time::timeout(ttl, work).await {
                 Ok(r) => r,
                 Err(_) => Err(Problem::new("expired", format!("no result within {ttl:?}"))),
             };
-            let _ = back.send(Back::Verb { id, verb, result, reply_to: answer }).await;
+            let _ = back.send(Back::Verb { id, verb, word, result, reply_to: answer, operation, since }).await;
         });
     }
 

@@ -173,7 +173,7 @@ impl Launcher {
             verb: verb.into(),
             body: body.as_bytes().to_vec().into(),
             ttl_ms: 20_000,
-            traceparent: String::new(),
+            traceparent: TRACE.into(),
         };
         self.runtime.block_on(self.client.verb(request)).unwrap().into_inner()
     }
@@ -191,7 +191,7 @@ impl Launcher {
         let log = self.path("log");
         let console = self.path("share/console.log");
         self.runtime.block_on(async {
-            let mut stream = self.client.watch(WatchRequest {}).await.unwrap().into_inner();
+            let mut stream = self.client.watch(WatchRequest::default()).await.unwrap().into_inner();
             let mut last = None;
             let found = tokio::time::timeout(LONG, async {
                 loop {
@@ -215,6 +215,18 @@ impl Launcher {
         })
     }
 
+    /// What it did and nobody has told yet: once with the level, or at its end.
+    pub fn steps(&mut self) -> Vec<proto::launcher::Step> {
+        self.runtime.block_on(async {
+            let mut stream = self.client.watch(WatchRequest { steps: true }).await.unwrap().into_inner();
+            stream.message().await.unwrap().unwrap().steps
+        })
+    }
+
+    pub fn told(&mut self, seq: u64) {
+        self.runtime.block_on(self.client.told(proto::launcher::ToldRequest { seq })).unwrap();
+    }
+
     pub fn until_state(&mut self, state: DomainState) -> Domain {
         self.until(&format!("{state:?}"), |d| d.state() == state)
     }
@@ -222,7 +234,7 @@ impl Launcher {
     /// Watches to the outcome, which is then the same as the termination message.
     pub fn outcome(&mut self) -> Outcome {
         let outcome = self.runtime.block_on(async {
-            let mut stream = self.client.watch(WatchRequest {}).await.unwrap().into_inner();
+            let mut stream = self.client.watch(WatchRequest::default()).await.unwrap().into_inner();
             tokio::time::timeout(LONG, async {
                 loop {
                     if let update::Kind::Outcome(o) =
@@ -335,9 +347,13 @@ pub fn instruct(kind: InstructKind, id: &str, vmi: &Value) -> Instruct {
         pod_uid: POD.into(),
         vmi_rv: "10".into(),
         vmi: vmi.to_string().into_bytes().into(),
+        traceparent: TRACE.into(),
         ..Instruct::default()
     }
 }
+
+/// The trace that all is asked for in.
+pub const TRACE: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
 /// A VMI that authorises its start in this pod.
 pub fn vmi(devices: Value, volumes: Value) -> Value {

@@ -9,6 +9,7 @@ use state::agent::{Command, Confirmed, Input};
 use state::domain::{InstructKind, RefusalReason};
 use state::journal::CellKind;
 use state::{Epoch, PodUid, ResourceVersion, domain::Instruction};
+use tracing::Instrument;
 
 use super::{Hub, Msg};
 use crate::launchers::Names;
@@ -17,6 +18,13 @@ use crate::{api, limits};
 
 impl Hub {
     pub(super) async fn carry_out(&mut self, pod: &PodUid, command: Command) {
+        // What is logged meanwhile names the cell and its trace.
+        let trace = self.slots.get(pod).and_then(|s| s.traceparent.split('-').nth(1));
+        let said = tracing::info_span!("cell", cell = %pod, trace);
+        self.carry(pod, command).instrument(said).await;
+    }
+
+    async fn carry(&mut self, pod: &PodUid, command: Command) {
         match command {
             Command::PrepareNetwork => self.prepare_network(pod),
             Command::Execute { epoch, instruction, vmi_rv } => self.execute(pod, epoch, instruction, vmi_rv),
@@ -100,25 +108,28 @@ impl Hub {
         let names = Names { servers: self.shared.dns.clone(), search: self.shared.search_domain(&facts.namespace) };
         let launchers = self.shared.launchers.clone();
         let step = Step::new(slot.traceparent.clone(), &facts.vmi_uid, "prepare-network");
-        tokio::spawn(async move {
-            let make = async {
-                // A launcher that has started owns the tap; it must not be taken from it.
-                if let Some(client) = client {
-                    let info = within(limits::LAUNCHER, client.info()).await;
-                    let info = info.map_err(|s| (RefusalReason::Failed, format!("asking the launcher: {s}")))?;
-                    if info.domain.is_some_and(|d| d.state() != proto::agent::DomainState::Absent) {
-                        return Ok(None);
+        tokio::spawn(
+            async move {
+                let make = async {
+                    // A launcher that has started owns the tap; it must not be taken from it.
+                    if let Some(client) = client {
+                        let info = within(limits::LAUNCHER, client.info()).await;
+                        let info = info.map_err(|s| (RefusalReason::Failed, format!("asking the launcher: {s}")))?;
+                        if info.domain.is_some_and(|d| d.state() != proto::agent::DomainState::Absent) {
+                            return Ok(None);
+                        }
                     }
+                    launchers.network(facts, raw, names).await
+                };
+                let made = make.await;
+                step.end(made.as_ref().err().map(|(_, m)| m.as_str()));
+                if let Err((_, error)) = &made {
+                    tracing::warn!(pod = %uid, error, "preparing the network");
                 }
-                launchers.network(facts, raw, names).await
-            };
-            let made = make.await;
-            step.end(made.as_ref().err().map(|(_, m)| m.as_str()));
-            if let Err((_, error)) = &made {
-                tracing::warn!(pod = %uid, error, "preparing the network");
+                let _ = back.send(Msg::Network(uid, made)).await;
             }
-            let _ = back.send(Msg::Network(uid, made)).await;
-        });
+            .in_current_span(),
+        );
     }
 
     fn back_later(&self, msg: Msg) {
@@ -153,7 +164,7 @@ impl Hub {
                 }
             };
             let _ = back.send(Msg::Back(uid, Input::LauncherAcked { id: instruction.id, result })).await;
-        });
+        }.in_current_span());
     }
 
     fn confirm(&self, pod: &PodUid) {
@@ -166,20 +177,23 @@ impl Hub {
             let (confirmed, vmi) = api::confirm(&client, &namespace, &name).await;
             tracing::info!(pod = %uid, namespace, name, answer = ?confirmed, "asked whether the machine is a stray");
             let _ = back.send(Msg::Confirmed(uid, confirmed, vmi)).await;
-        });
+        }.in_current_span());
     }
 
     fn write_unpaused(&self, pod: &PodUid, unpaused: bool) {
         let Some(facts) = self.slots.get(pod).and_then(|s| s.pod.clone()) else { return };
         let (uid, back, client) = (pod.clone(), self.back.clone(), self.shared.client.clone());
-        tokio::spawn(async move {
-            let written =
-                api::write_unpaused(&client, &facts.namespace, &facts.pod_name, &facts.pod_uid, unpaused).await;
-            if let Err(error) = &written {
-                tracing::warn!(%error, pod = facts.pod_name, "writing the pod's condition");
+        tokio::spawn(
+            async move {
+                let written =
+                    api::write_unpaused(&client, &facts.namespace, &facts.pod_name, &facts.pod_uid, unpaused).await;
+                if let Err(error) = &written {
+                    tracing::warn!(%error, pod = facts.pod_name, "writing the pod's condition");
+                }
+                let _ = back.send(Msg::Back(uid, Input::UnpausedWritten { unpaused, done: written.is_ok() })).await;
             }
-            let _ = back.send(Msg::Back(uid, Input::UnpausedWritten { unpaused, done: written.is_ok() })).await;
-        });
+            .in_current_span(),
+        );
     }
 }
 
@@ -199,16 +213,11 @@ impl Step {
     fn end(self, error: Option<&str>) {
         let Some(context) = telemetry::TraceContext::parse(&self.traceparent) else { return };
         telemetry::emit(telemetry::Step {
-            context,
-            cell: &self.cell,
-            operation: "start",
             step: Some(self.name),
             parent: Some("boot"),
-            begins: false,
-            start: self.start,
-            end: SystemTime::now(),
-            attributes: Vec::new(),
-            error: error.map(str::to_owned),
+            error: error
+                .map(|message| telemetry::Failure { reason: "NetworkNotPrepared".into(), message: message.to_owned() }),
+            ..telemetry::Step::of(context, &self.cell, "start", self.start)
         });
     }
 }

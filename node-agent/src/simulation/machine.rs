@@ -10,7 +10,7 @@ use proto::agent::{
     Accepted, Ack, Cause, Domain, DomainState, Done, GuestFacts, InstructKind, Interface, OsInfo, Outcome, Refused,
     VerbReply, VerbRequest, ack,
 };
-use proto::launcher::{InfoReply, Order, StatsReply, Update, update};
+use proto::launcher::{InfoReply, Order, StatsReply, Step, Update, update};
 use tokio::sync::watch;
 
 use super::{Delays, Ending};
@@ -22,6 +22,8 @@ use crate::launchers::{Answer, Launcher, Updates};
 struct Level {
     domain: Domain,
     outcome: Option<Outcome>,
+    /// The launch, until it was told.
+    launch: Option<Step>,
 }
 
 #[derive(Debug, Default)]
@@ -29,6 +31,8 @@ struct Table {
     epoch: u64,
     answers: BTreeMap<String, Ack>,
     ip: String,
+    /// The trace of the start.
+    start: Option<Step>,
 }
 
 /// Hears what really happens in modelled launchers, whoever is told of it.
@@ -73,7 +77,7 @@ impl Machine {
             name: pod.vmi_name.clone(),
             ..Domain::default()
         };
-        let level = Arc::new(watch::Sender::new(Level { domain, outcome: None }));
+        let level = Arc::new(watch::Sender::new(Level { domain, outcome: None, launch: None }));
         Self {
             level,
             table: Arc::default(),
@@ -162,7 +166,13 @@ impl Machine {
             if let Some(observe) = &machine.observe {
                 observe.executes(&machine.pod);
             }
-            let ip = lock(&machine.table).ip.clone();
+            let (ip, start) = {
+                let mut table = lock(&machine.table);
+                (table.ip.clone(), table.start.take())
+            };
+            machine.level.send_modify(|level| {
+                level.launch = start.map(|s| Step { end_unix_us: now() * 1000, ..s });
+            });
             machine.change(|d| {
                 d.state = DomainState::Running as i32;
                 d.since_unix_ms = now();
@@ -233,6 +243,17 @@ impl Machine {
                 if let Some(facts) = &order.facts {
                     lock(&self.table).ip = facts.pod_ip.clone();
                 }
+                lock(&self.table).start = Some(Step {
+                    seq: 1,
+                    traceparent: i.traceparent.clone(),
+                    cell: i.vmi_uid.clone(),
+                    operation: "start".into(),
+                    name: "launch".into(),
+                    parent: "boot".into(),
+                    start_unix_us: now() * 1000,
+                    asked: true,
+                    ..Step::default()
+                });
                 self.enter(DomainState::Starting);
                 self.boot();
                 ack::Result::Accepted(Accepted {})
@@ -332,10 +353,15 @@ impl Launcher for Machine {
         ready(Ok(reply)).boxed()
     }
 
-    fn watch(&self) -> Answer<Updates> {
+    fn told(&self, _seq: u64) -> Answer<()> {
+        self.level.send_modify(|level| level.launch = None);
+        ready(Ok(())).boxed()
+    }
+
+    fn watch(&self, steps: bool) -> Answer<Updates> {
         // What was told: the domain's sequence, and whether the outcome was.
         let from = (self.level.subscribe(), 0, false);
-        let stream = futures::stream::unfold(from, |(mut seen, told, over)| async move {
+        let stream = futures::stream::unfold(from, move |(mut seen, told, over)| async move {
             loop {
                 if over {
                     // As the real one: the connection stands until the container is gone.
@@ -343,15 +369,16 @@ impl Launcher for Machine {
                 }
                 {
                     let level = seen.borrow_and_update();
+                    let steps: Vec<Step> = level.launch.iter().filter(|_| steps).cloned().collect();
                     if level.domain.seq > told {
-                        let update = Update { kind: Some(update::Kind::Domain(level.domain.clone())) };
+                        let update = Update { kind: Some(update::Kind::Domain(level.domain.clone())), steps };
                         let seq = level.domain.seq;
                         drop(level);
                         return Some((Ok(update), (seen, seq, over)));
                     }
                     if let Some(outcome) = level.outcome.clone() {
                         drop(level);
-                        let update = Update { kind: Some(update::Kind::Outcome(outcome)) };
+                        let update = Update { kind: Some(update::Kind::Outcome(outcome)), steps };
                         return Some((Ok(update), (seen, told, true)));
                     }
                 }
@@ -409,7 +436,7 @@ mod tests {
         assert_eq!(m.execute(order(InstructKind::Start, "1", 0)).await.unwrap(), first, "the same id: the same answer");
         let again = m.execute(order(InstructKind::Start, "2", 0)).await.unwrap();
         assert!(matches!(again.result, Some(ack::Result::Refused(_))), "a second start: {again:?}");
-        let mut updates = m.watch().await.unwrap();
+        let mut updates = m.watch(false).await.unwrap();
         let mut states = vec![];
         while states.last() != Some(&DomainState::Running) {
             if let Some(update::Kind::Domain(d)) = updates.next().await.unwrap().unwrap().kind {

@@ -10,7 +10,8 @@ use futures::Stream;
 use proto::agent::*;
 use proto::launcher::launcher_server::{Launcher as Rpc, LauncherServer};
 use proto::launcher::{
-    InfoReply, InfoRequest, Order, ProbeReply, ProbeRequest, StatsReply, StatsRequest, Update, WatchRequest, update,
+    InfoReply, InfoRequest, Order, ProbeReply, ProbeRequest, StatsReply, StatsRequest, ToldReply, ToldRequest, Update,
+    WatchRequest, update,
 };
 use tokio::net::UnixListener;
 use tokio::sync::watch;
@@ -224,6 +225,10 @@ impl Rpc for Model {
         Ok(Response::new(ack))
     }
 
+    async fn told(&self, _: Request<ToldRequest>) -> Result<Response<ToldReply>, Status> {
+        Ok(Response::new(ToldReply {}))
+    }
+
     async fn probe(&self, _: Request<ProbeRequest>) -> Result<Response<ProbeReply>, Status> {
         Err(Status::unavailable("there is no guest"))
     }
@@ -246,12 +251,15 @@ impl Rpc for Model {
                     let level = seen.borrow_and_update().clone();
                     if level.domain.seq > told {
                         told = level.domain.seq;
-                        let update = Update { kind: Some(update::Kind::Domain(level.domain)) };
+                        let update = Update { kind: Some(update::Kind::Domain(level.domain)), steps: vec![] };
                         return Some((Ok(update), (seen, told, over)));
                     }
                     if let Some(outcome) = level.outcome {
                         over = true;
-                        return Some((Ok(Update { kind: Some(update::Kind::Outcome(outcome)) }), (seen, told, over)));
+                        return Some((
+                            Ok(Update { kind: Some(update::Kind::Outcome(outcome)), steps: vec![] }),
+                            (seen, told, over),
+                        ));
                     }
                 }
                 seen.changed().await.ok()?;

@@ -333,7 +333,7 @@ impl World {
 }
 
 fn log_options() -> telemetry::Options {
-    telemetry::Options { service: "test", otlp_endpoint: None, log_file: None, log_filter: String::new(), json: false }
+    telemetry::Options { service: "test", ..telemetry::Options::default() }
 }
 
 pub const VMI_PATH: &str = "/apis/kubevirt.io/v1/namespaces/ns/virtualmachineinstances/guest";

@@ -340,6 +340,7 @@ impl World {
         let stop = CancellationToken::new();
         let config = reconcilers::Config {
             metrics: Default::default(),
+            readiness: Default::default(),
             client: self.counting_client(gate),
             dial: transport::direct(),
             tls: self.tls.clone(),

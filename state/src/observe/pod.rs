@@ -1,7 +1,7 @@
 //! Launcher pods.
 
 use super::{Meta, Project};
-use crate::{NodeName, PodUid, VmiUid, condition::Cond, object::Kind};
+use crate::{NodeName, PodUid, Timestamp, VmiUid, condition::Cond, object::Kind};
 use api::{ObjectMeta, names};
 use litemap::LiteMap;
 use serde::{Deserialize, Serialize};
@@ -79,6 +79,12 @@ pub struct PodView {
     /// Who is to place it, where that is not Kubernetes' own scheduler, and as long as it is not placed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scheduler: Option<Box<str>>,
+    /// When it got its node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub placed: Option<Timestamp>,
+    /// When `compute` began to run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub started: Option<Timestamp>,
 }
 
 impl PodView {
@@ -151,8 +157,14 @@ struct RawContainerStatus {
 #[serde(default)]
 struct RawContainerState {
     waiting: Option<RawReason>,
-    running: Option<serde::de::IgnoredAny>,
+    running: Option<RawRunning>,
     terminated: Option<RawReason>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct RawRunning {
+    started_at: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -213,12 +225,17 @@ impl Project for PodView {
             "istio-proxy" => c.state.running.is_some(),
             _ => c.ready,
         };
+        let compute = st.container_statuses.iter().find(|c| c.name == "compute");
+        let began = compute.and_then(|c| c.state.running.as_ref()?.started_at.as_deref());
+        let placed = crate::condition::find(&st.conditions, "PodScheduled").filter(|c| c.is_true());
         Self {
             scheduler: raw
                 .spec
                 .scheduler_name
                 .filter(|s| !["", "default-scheduler"].contains(&s.as_ref()))
                 .filter(|_| raw.spec.node_name.as_ref().is_none_or(String::is_empty)),
+            started: began.and_then(Timestamp::parse),
+            placed: placed.and_then(|c| Timestamp::parse(c.last_transition_time.as_deref()?)),
             lacks: st.container_statuses.iter().find(|c| !good(c)).map(|c| c.name.clone()),
             memory_overhead: raw.metadata.annotations.get(names::ANN_MEMORY_OVERHEAD).cloned(),
             meta: Meta::of(&raw.metadata),
@@ -236,7 +253,7 @@ impl Project for PodView {
                 _ => PodPhase::Unknown,
             },
             reason: st.reason,
-            compute: st.container_statuses.iter().find(|c| c.name == "compute").and_then(|c| state(&c.state)),
+            compute: compute.and_then(|c| state(&c.state)),
             image_error: waiting
                 .filter_map(|w| image_reason(&w.reason).map(|r| (r.to_owned(), w.message.clone())))
                 .next(),

@@ -5,7 +5,8 @@ use crate::object::Kind;
 use api::names;
 use serde_json::{Map, Value, json};
 
-/// The template as it stands, under the derived name, controlled by the set. Each instance is a trace of its own.
+/// The template as it stands, under the derived name, controlled by the set. Each instance is a trace of its own, and names that of
+/// the set's last write.
 pub(super) fn render(set: &Value, name: &str) -> Result<Value, Error> {
     let spec = match set.pointer("/spec/template/spec") {
         Some(Value::Object(s)) => s.clone(),
@@ -19,6 +20,9 @@ pub(super) fn render(set: &Value, name: &str) -> Result<Value, Error> {
     };
     let mut annotations = map("/spec/template/metadata/annotations");
     annotations.remove(names::ANN_TRACEPARENT);
+    annotations.remove(names::ANN_MADE_BY);
+    let written = set.pointer("/metadata/annotations").and_then(|a| a.get(names::ANN_TRACEPARENT));
+    annotations.extend(written.map(|trace| (names::ANN_MADE_BY.to_owned(), trace.clone())));
     let (set_name, uid) =
         (text(set, "/metadata/name").unwrap_or_default(), text(set, "/metadata/uid").unwrap_or_default());
     let kind = Kind::VirtualMachineInstanceReplicaSet.name();
@@ -45,7 +49,8 @@ mod tests {
     #[test]
     fn the_template_becomes_an_instance_that_the_set_controls() {
         let set = json!({
-            "metadata": {"name": "web", "namespace": "ns", "uid": "u"},
+            "metadata": {"name": "web", "namespace": "ns", "uid": "u",
+                "annotations": {"virtfold.io/traceparent": "00-a-b-01", "other": "x"}},
             "spec": {"template": {
                 "metadata": {"name": "other", "labels": {"a": "b"},
                     "annotations": {"virtfold.io/traceparent": "fake", "k": "v"}},
@@ -56,7 +61,7 @@ mod tests {
         assert_eq!(
             vmi["metadata"],
             json!({
-                "name": "web-1", "namespace": "ns", "labels": {"a": "b"}, "annotations": {"k": "v"},
+                "name": "web-1", "namespace": "ns", "labels": {"a": "b"}, "annotations": {"k": "v", "virtfold.io/made-by": "00-a-b-01"},
                 "finalizers": ["kubevirt.io/foregroundDeleteVirtualMachine"],
                 "ownerReferences": [{"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstanceReplicaSet",
                     "name": "web", "uid": "u", "controller": true, "blockOwnerDeletion": true}],

@@ -4,11 +4,11 @@ use super::command::{ClusterConfig, Command, Fact, Input, Interest, NodeFact, Re
 use super::pattern::Search;
 use crate::{
     Event, InstructionId, Key, Machine, NodeName, PodUid, ResourceVersion, Timestamp, Uid, VmiUid,
-    domain::{AckResult, Domain, Outcome, RefusalReason},
+    domain::{AckResult, Domain, DomainState, Outcome, RefusalReason},
     instancetype::Role,
     launcher_pod_name,
     object::{CommandId, Kind, ObjectRef, Refusal, Settled},
-    observe::{ClaimView, Object, PodView, RevisionView, VmView, VmiView},
+    observe::{ClaimView, Object, Phase, PodView, RevisionView, VmView, VmiView},
     slot::{Folded, Slot},
     trace::Marks,
 };
@@ -149,6 +149,27 @@ impl Vm {
     /// Its key.
     pub fn key(&self) -> &Key {
         &self.key
+    }
+
+    /// Sentences that must hold of an instance and do not, as far as agents and the API tell: at most one domain of it lives, and at most one
+    /// of its pods has not ended.
+    pub fn violated(&self) -> impl Iterator<Item = &'static str> {
+        let uid = self.vmi.get().map(|v| &v.meta.uid);
+        let lives = |d: &Domain| match d.state {
+            DomainState::Starting | DomainState::Running | DomainState::Paused | DomainState::ShuttingDown => true,
+            // Whether there is still somebody is not known.
+            DomainState::Absent | DomainState::Deaf | DomainState::Stopped => false,
+        };
+        let domains =
+            self.domains.values().filter(|(_, d)| uid.is_some_and(|u| u.as_str() == d.vmi.as_str()) && lives(d));
+        let pods = self.pods.values().filter(|p| uid.is_some_and(|u| u.as_str() == p.vmi.as_str()) && !p.ended());
+        let (domains, pods) = (domains.count(), pods.count());
+        (domains > 1).then_some("one-domain").into_iter().chain((pods > 1).then_some("one-pod"))
+    }
+
+    /// Phase of the instance; [`Phase::Unset`] where there is none.
+    pub fn phase(&self) -> Phase {
+        self.vmi.get().map_or(Phase::Unset, |v| v.phase)
     }
 
     /// Nothing is left of it: no object, nothing in flight. The driver may drop it.

@@ -33,6 +33,24 @@ pub enum Input {
     Configured(Fact),
 }
 
+impl Input {
+    /// What happened, in a word or two: `Pod observed`.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Observed(Sight::Present(o)) => format!("{} observed", o.reference().kind.name()),
+            Self::Observed(Sight::Gone(r)) => format!("{} gone", r.kind.name()),
+            Self::Observed(Sight::Vanished(r)) => format!("{} vanished", r.kind.name()),
+            Self::Reported(Report::Domain { domain, .. }) => format!("domain {:?}", domain.state),
+            Self::Reported(Report::Outcome { outcome, .. }) => format!("outcome {}", outcome.cause.name()),
+            Self::Reported(Report::Inventory { .. }) => "inventory told".into(),
+            Self::Settled { .. } => "command settled".into(),
+            Self::Elapsed => "deadline elapsed".into(),
+            Self::Configured(Fact::Cluster(_)) => "cluster configured".into(),
+            Self::Configured(Fact::Node(_)) => "node fact changed".into(),
+        }
+    }
+}
+
 /// An object as a watch, a list or a live read showed it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Sight {
@@ -83,11 +101,17 @@ pub enum Report {
 pub struct ClusterConfig {
     /// Image of the launcher.
     pub launcher_image: String,
+    /// Since when this process leads.
+    #[serde(default)]
+    pub reign: crate::trace::Reign,
 }
 
 impl Default for ClusterConfig {
     fn default() -> Self {
-        Self { launcher_image: concat!("virtfold/launcher:", env!("CARGO_PKG_VERSION")).into() }
+        Self {
+            launcher_image: concat!("virtfold/launcher:", env!("CARGO_PKG_VERSION")).into(),
+            reign: Default::default(),
+        }
     }
 }
 

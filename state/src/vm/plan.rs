@@ -9,11 +9,11 @@ use super::{
     waits::kept,
 };
 use crate::{
-    Millis, Timestamp,
+    Millis, Timestamp, VmiUid,
     instancetype::Role,
     object::{Class, CommandId, Kind, ObjectRef},
-    observe::{Phase, Strategy, VmView, VmiView},
-    trace::Step,
+    observe::{Phase, PodView, Strategy, VmView, VmiView},
+    trace::{Awaited, Cause, Relation, Step},
 };
 use api::names;
 use serde::Serialize;
@@ -116,7 +116,7 @@ impl Vm {
                 let first = !vm.status.created && vm.generation == 1 && cause.is_none() && !self.marks.running();
                 let made = vm.meta.created.filter(|_| first);
                 let began = made.map_or(self.now, |t| t.after(Millis(999)).min(self.now));
-                self.marks.begin(began);
+                self.begin_marks(began);
                 let recipe = Recipe::Vmi {
                     cause,
                     began: Some(began),
@@ -280,7 +280,11 @@ impl Vm {
         if let Some(made) =
             self.vmi.get().filter(|v| !self.marks.running() && self.is_new_and_bare(v)).map(|v| v.meta.created)
         {
-            self.marks.begin(made.map_or(now, |t| t.after(Millis(999)).min(now)));
+            self.begin_marks(made.map_or(now, |t| t.after(Millis(999)).min(now)));
+            if let Some(set) = self.vmi.get().and_then(|v| v.made_by.as_deref()) {
+                let traceparent = set.to_owned();
+                self.marks.caused(Cause { relation: Relation::Set, traceparent, instance: VmiUid::default() });
+            }
             self.marks.reached(Step::Create, now);
         }
         let Some(vmi) = self.vmi.shared() else {
@@ -289,7 +293,6 @@ impl Vm {
             }
             return;
         };
-        let published = vmi.phase >= Phase::Running;
         let pod = self.shared_pod();
         let facts = [
             (Step::Create, true),
@@ -301,20 +304,35 @@ impl Vm {
             (Step::GuestAgent, self.domain().is_some_and(|d| d.guest.agent_connected)),
             (Step::Shutdown, vmi.meta.deleting.is_some() && vmi.phase.is_final()),
         ];
+        let reign = self.config.reign;
         if vmi.meta.deleting.is_none() && !self.marks.running() {
-            // Somebody else has begun it. Where it is over, that one has told of it.
-            if !published {
-                let passed: Vec<Step> =
-                    facts.iter().filter(|(s, passed)| *passed && *s <= Step::Publish).map(|(s, _)| *s).collect();
-                self.marks.resume(vmi.began.unwrap_or(now).min(now), &passed, now);
+            // Somebody else has begun it. Where it is over, that one has told of it, if it lived to see it.
+            let published = vmi.reached(Phase::Running);
+            if vmi.phase < Phase::Running
+                || (vmi.phase == Phase::Running && published.is_some_and(|at| reign.missed(at)))
+            {
+                let passed: Vec<_> = facts
+                    .iter()
+                    .filter(|(step, passed)| *passed && *step <= Step::Publish)
+                    .map(|(step, _)| (*step, passed_at(*step, &vmi, pod.as_deref())))
+                    .collect();
+                self.marks.begin(vmi.began.unwrap_or(now).min(now));
+                self.marks.resume(&passed, reign, now);
                 self.marks.concerns(&vmi.vmi_uid());
             }
             return;
         }
-        if vmi.meta.deleting.is_some() && !self.marks.is_stopping() {
-            self.marks.begin_stop(now, self.asked_to_stop(&vmi));
+        if let Some(since) = vmi.meta.deleting.filter(|_| !self.marks.is_stopping()) {
+            let found = !self.marks.running() && since < reign.since;
+            self.marks.begin_stop(if found { since } else { now }, self.asked_to_stop(&vmi));
+            self.marks.caused(self.past(&vmi));
+            if found {
+                let down = vmi.phase.is_final().then(|| (Step::Shutdown, vmi.reached(vmi.phase)));
+                self.marks.resume(down.as_slice(), reign, now);
+            }
         }
         self.marks.concerns(&vmi.vmi_uid());
+        self.marks.waits(self.awaited(&vmi), now);
         for (step, passed) in facts {
             if passed && (step.operation() == "stop") == self.marks.is_stopping() {
                 self.marks.reached(step, now);
@@ -324,6 +342,28 @@ impl Vm {
             let why = vmi.status.reason.as_deref().filter(|r| !r.is_empty()).unwrap_or(vmi.phase.name());
             self.marks.fail(why, now);
         }
+    }
+
+    /// An operation begins; while nobody led, it waited for that.
+    fn begin_marks(&mut self, at: Timestamp) {
+        self.marks.begin(at);
+        let since = self.config.reign.since;
+        if since > at {
+            self.marks.waited(Awaited::Leader, at, since);
+        }
+    }
+
+    /// What an instance that goes away will be to the next one.
+    fn past(&self, vmi: &VmiView) -> Cause {
+        let relation = match vmi.phase {
+            Phase::Failed => Relation::Failure,
+            Phase::Succeeded => Relation::End,
+            Phase::Unset | Phase::Pending | Phase::Scheduling | Phase::Scheduled | Phase::Running | Phase::Unknown => {
+                Relation::Restart
+            }
+        };
+        let traceparent = vmi.traceparent.clone().unwrap_or_default();
+        Cause { relation, traceparent, instance: vmi.vmi_uid() }
     }
 
     /// Trace context of the request by which this instance is to stop.
@@ -337,8 +377,11 @@ impl Vm {
     pub fn traceparent(&self) -> Option<&str> {
         let of_vm = self.vm.get().and_then(|v| v.traceparent.as_deref());
         let of_vmi = self.vmi.get().and_then(|v| v.traceparent.as_deref());
-        // A start belongs to the write that its instance was made from, a stop to the newest one.
-        if self.marks.is_stopping() { of_vm.or(of_vmi) } else { of_vmi.or(of_vm) }
+        // A start belongs to the write that its instance was made from, a stop to its request or the newest write.
+        match self.marks.is_stopping() {
+            true => self.marks.cause().or(of_vm).or(of_vmi),
+            false => of_vmi.or(of_vm),
+        }
     }
 
     /// Steps that ended since the last call, for the driver to make spans of.
@@ -348,6 +391,18 @@ impl Vm {
             Some(p) => self.marks.take(&p),
             None => vec![],
         }
+    }
+}
+
+/// When a step was passed, as far as the objects tell it.
+fn passed_at(step: Step, vmi: &VmiView, pod: Option<&PodView>) -> Option<Timestamp> {
+    match step {
+        Step::Create => vmi.meta.created,
+        Step::Place => pod?.placed,
+        Step::Prepare => pod?.started,
+        Step::Authorise => vmi.reached(Phase::Scheduled),
+        Step::Publish => vmi.reached(Phase::Running),
+        Step::Boot | Step::GuestAgent | Step::Shutdown | Step::Teardown => None,
     }
 }
 

@@ -2,7 +2,14 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use super::model::{World, vm};
-use crate::{domain::Cause, object::Kind};
+use super::{ClusterConfig, Fact, Input, Sight};
+use crate::{
+    Timestamp,
+    domain::Cause,
+    object::Kind,
+    observe,
+    trace::{Awaited, Finished, Reign, Relation},
+};
 use serde_json::{Value, json};
 
 mod deletion;
@@ -400,4 +407,135 @@ fn the_steps_of_a_start_become_spans() {
     let later = w.cell.take_steps();
     let of = |all: &[crate::trace::Finished]| all.iter().map(|s| (s.instance.clone(), s.step)).collect::<Vec<_>>();
     assert!(!later.is_empty() && of(&later).iter().all(|s| !of(&first).contains(s)), "{later:?}");
+}
+
+/// Names of steps, and whether a process that has ended began them.
+fn steps(w: &mut World) -> Vec<(&'static str, bool)> {
+    w.cell.take_steps().iter().map(|s| (s.step.name(), s.resumed)).collect()
+}
+
+/// Another controller leads: it knows until when the one before it lived, and sees what there is.
+fn succeed(w: &mut World, before: u64) {
+    let reign = Reign { since: Timestamp(w.now), before: Some(Timestamp(before)) };
+    let all: Vec<_> = w.objects.clone().into_iter().rev().collect();
+    w.restart_with(vec![]);
+    w.feed(Input::Configured(Fact::Cluster(ClusterConfig { reign, ..ClusterConfig::default() })));
+    for ((kind, _), o) in all {
+        if kind != Kind::ControllerRevision {
+            w.feed(Input::Observed(Sight::Present(observe::object(kind, &o).unwrap())));
+        }
+    }
+}
+
+/// The pod gets its node, and its container runs.
+fn prepared(w: &mut World) {
+    let at = Timestamp(w.now).to_string();
+    w.edit(
+        Kind::Pod,
+        json!({"spec": {"nodeName": "n1"}, "status": {"phase": "Running",
+            "conditions": [{"type": "PodScheduled", "status": "True", "lastTransitionTime": at}],
+            "containerStatuses": [{"name": "compute", "state": {"running": {"startedAt": at}}}]}}),
+    );
+}
+
+#[test]
+fn a_successor_tells_what_ended_while_nobody_led() {
+    let start = || {
+        let mut w = World::with(vm("Always"));
+        w.kubelet = false;
+        w.settle(1_000);
+        assert_eq!(steps(&mut w), [("create-vmi", false)]);
+        w
+    };
+    // The pod was prepared while nobody led.
+    let mut w = start();
+    let before = w.now + 2_000;
+    w.now += 60_000;
+    prepared(&mut w);
+    w.now += 60_000;
+    succeed(&mut w, before);
+    let all: Vec<Finished> = w.cell.take_steps();
+    let told: Vec<_> = all.iter().map(|s| (s.step.name(), s.resumed)).collect();
+    assert_eq!(told, [("place-pod", true), ("prepare-pod", true)]);
+    let waited: Vec<_> = all[0].waits.iter().map(|w| (w.what, w.from.0)).collect();
+    assert_eq!(waited, [(Awaited::Leader, before)]);
+    assert!(all[0].end.0 < w.now, "when it happened, not when it was seen");
+    // Whenever the predecessor dies, in the middle of a start or of a stop: what it has told is not told again.
+    let mut whole = 0;
+    for end in 1..60 {
+        let mut w = World::with(vm("Always"));
+        // Later than when the world says that something was deleted.
+        w.now += 700_000;
+        let mut told = vec![];
+        for n in 0..400 {
+            if n == 25 {
+                w.edit(Kind::VirtualMachine, json!({"spec": {"runStrategy": "Halted"}}));
+            }
+            if n == end {
+                let before = w.now + 2_000;
+                w.now += 60_000;
+                succeed(&mut w, before);
+            }
+            if !w.settle_one() {
+                w.settle(2_000);
+            }
+            told.extend(w.cell.take_steps().into_iter().map(|s| (s.step.name(), s.instance)));
+        }
+        let mut once = told.clone();
+        once.sort();
+        once.dedup();
+        assert_eq!(once.len(), told.len(), "after {end}, told twice: {told:?}");
+        whole += usize::from(told.iter().any(|(name, _)| *name == "teardown"));
+    }
+    // Of an instance that is gone by then, nothing tells that it was there.
+    assert!(whole > 50, "{whole} stops were told to their end");
+}
+
+#[test]
+fn a_wait_is_a_span_of_the_step_that_waited() {
+    let mut w = World::with(vm("Always"));
+    w.kubelet = false;
+    w.settle(1_000);
+    w.now += 5_000;
+    w.kubelet = true;
+    w.settle(10_000);
+    let all = w.cell.take_steps();
+    let place = all.iter().find(|s| s.step.name() == "place-pod").unwrap();
+    let waited: Vec<_> = place.waits.iter().map(|w| w.what).collect();
+    assert_eq!(waited, [Awaited::Scheduler]);
+    assert!(place.waits[0].from >= place.start && place.waits[0].to <= place.end, "{place:?}");
+    assert!(place.waits[0].to.since(place.waits[0].from).0 >= 5_000, "{place:?}");
+}
+
+#[test]
+fn a_start_after_a_crash_is_linked_to_the_life_before() {
+    let mut w = running("Always");
+    let first = vmi(&w)["metadata"]["uid"].as_str().unwrap().to_owned();
+    assert!(w.cell.take_steps().iter().all(|s| s.cause.is_none()));
+    let pod = pod_uid(&w);
+    w.end(&pod, Cause::Crashed);
+    w.settle(60_000);
+    let causes: Vec<_> = w.cell.take_steps().into_iter().filter_map(|s| s.cause).collect();
+    assert_eq!(causes.len(), 1, "{causes:?}");
+    assert_eq!((causes[0].relation, causes[0].instance.as_str()), (Relation::Failure, first.as_str()));
+    assert!(!causes[0].traceparent.is_empty());
+}
+
+#[test]
+fn a_second_domain_or_pod_of_an_instance_is_seen_to_be_one_too_many() {
+    let mut w = running("Always");
+    assert_eq!(w.cell.violated().count(), 0);
+    let (session, domain) = w.cell.domains.values().next().unwrap().clone();
+    let mut other = (*domain).clone();
+    other.pod = "other".into();
+    w.cell.domains.insert(other.pod.clone(), (session, other.clone().into()));
+    assert_eq!(w.cell.violated().collect::<Vec<_>>(), ["one-domain"]);
+    // What has stopped, or is of another instance, does not count.
+    other.state = crate::domain::DomainState::Stopped;
+    w.cell.domains.insert(other.pod.clone(), (session, other.into()));
+    assert_eq!(w.cell.violated().count(), 0);
+    let mut pod = (**w.cell.pods.values().next().unwrap()).clone();
+    pod.meta.uid = "other".into();
+    w.cell.pods.insert(pod.pod_uid(), pod.into());
+    assert_eq!(w.cell.violated().collect::<Vec<_>>(), ["one-pod"]);
 }

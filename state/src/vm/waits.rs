@@ -15,6 +15,7 @@ use crate::{
     node::SILENCE,
     observe::{ContainerState, Phase, PodView, Strategy, VmView, VmiView},
     slot::Slot,
+    trace::Awaited,
 };
 use api::names;
 
@@ -660,6 +661,41 @@ impl Vm {
             Wish::Stop | Wish::Run { .. } | Wish::NotBefore(_) | Wish::Unhalt => true,
             Wish::Stay | Wish::Bad(_) => vmi.meta.deleting.is_some(),
         })
+    }
+
+    /// What the step under way waits for beside its own work; the same facts as those of [`Vm::vmi_waits`], without words.
+    pub(super) fn awaited(&self, vmi: &VmiView) -> Option<Awaited> {
+        let silent = || self.unreachable().map(|_| Awaited::Node);
+        if vmi.meta.deleting.is_some() {
+            return silent();
+        }
+        match vmi.phase {
+            Phase::Unset | Phase::Pending | Phase::Scheduling => {
+                if self.pod.error().is_some() || self.vmi.error().is_some() {
+                    return Some(Awaited::Api);
+                }
+                if self.missing_claim(vmi).is_some() {
+                    return Some(Awaited::Volume);
+                }
+                let pod = self.current_pod()?;
+                let bound = |c: &String| matches!(self.claims.get(c), Some(Some(v)) if v.bound);
+                if pod.unscheduled.is_some() && !vmi.claims.iter().all(bound) {
+                    return Some(Awaited::Volume);
+                }
+                if pod.node.is_none() {
+                    return Some(Awaited::Scheduler);
+                }
+                if pod.image_error.is_some() {
+                    return Some(Awaited::Image);
+                }
+                silent()
+            }
+            Phase::Scheduled => match self.node_fact().and_then(|n| n.session) {
+                Some(_) => silent(),
+                None => Some(Awaited::Node),
+            },
+            Phase::Running | Phase::Succeeded | Phase::Failed | Phase::Unknown => None,
+        }
     }
 
     /// What a pod waits for before a guest can be started in it.

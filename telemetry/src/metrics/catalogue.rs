@@ -149,6 +149,8 @@ catalogue! {
     VM_ERROR_SINCE "kubevirt_vm_error_status_last_transition_timestamp_seconds" Untyped Controller [NAMED] "Since when a VirtualMachine is in a state of error, in seconds since 1970; 0 where it is not";
     VM_CREATED "kubevirt_vm_create_date_timestamp_seconds" Gauge Controller [NAMED] "When a VirtualMachine was created, in seconds since 1970";
     VMI_INFO "kubevirt_vmi_info" Gauge Controller ["node" "namespace" "name" "phase" "os" "workload" "flavor" "instance_type" "preference" "guest_os_kernel_release" "guest_os_machine" "guest_os_arch" "guest_os_name" "guest_os_version_id" "evictable" "outdated" "vmi_pod"] "One for each VirtualMachineInstance; the labels tell about it";
+    VMI_NOT_EVICTABLE "kubevirt_vmi_non_evictable" Gauge Controller [VMI] "Whether an instance wants to be migrated when its node is drained, and cannot be: 1 or 0";
+    VMI_OUTDATED "kubevirt_vmi_number_of_outdated" Gauge Controller [] "Instances whose launchers are of another image than new ones get";
     VMI_ADDRESSES "kubevirt_vmi_status_addresses" Gauge Controller ["node" "namespace" "name" "vnic_name" "interface_name" "address" "type"] "One for each address of a VirtualMachineInstance";
     VMI_PHASE_TIME "kubevirt_vmi_phase_transition_time_seconds" Histogram Controller ["phase" "last_phase"] buckets SLOW "Time between two phases of an instance, in seconds";
     VMI_FROM_CREATION "kubevirt_vmi_phase_transition_time_from_creation_seconds" Histogram Controller ["phase"] buckets SLOW "Time from the creation of an instance to a phase, in seconds";
@@ -164,6 +166,7 @@ catalogue! {
     COMMANDS "virtfold_commands_total" Counter Controller ["command" "outcome"] "Commands of cells, by what was to be done and how it settled";
     OPERATION_STEP "virtfold_operation_step_duration_seconds" Histogram Controller ["operation" "step"] buckets SLOW "Duration of a step of a start or a stop, in seconds; exemplars name traces";
     OPERATION_FAILURES "virtfold_operation_failures_total" Counter Controller ["operation" "step"] "Starts that came to nothing, by the step that they were in";
+    VIOLATIONS "virtfold_invariant_violations_total" Counter Controller ["invariant"] "How often something was seen that must not be: two domains of one instance (one-domain), two pods of one instance (one-pod)";
     SESSIONS "virtfold_sessions" Gauge Controller [] "Open sessions with node agents";
     SESSIONS_OPENED "virtfold_sessions_opened_total" Counter Controller [] "Sessions with node agents that were opened";
     SESSIONS_LOST "virtfold_sessions_lost_total" Counter Controller [] "Sessions with node agents that ended while they were wanted";
@@ -188,6 +191,7 @@ catalogue! {
     REST_LATENCY "kubevirt_rest_client_request_latency_seconds" Histogram All ["verb" "url"] buckets REQUEST "Time to the answer of the API server, in seconds; the URL without names";
     SPANS "virtfold_spans_total" Counter All ["outcome"] "Finished spans: exported, failed or overflown (lost on the way to the collector), unsent (no collector, or not sampled)";
     SPANS_WAITING "virtfold_spans_waiting" Gauge All [] "Spans that wait for the collector";
+    LOG_LINES_SUPPRESSED "virtfold_log_lines_suppressed_total" Counter All [] "Lines of the log that were left out because their message had come too often";
     METRIC_SERIES_DROPPED "virtfold_metric_series_dropped_total" Counter All [] "Series that were not told because a metric had too many";
     CERTIFICATE_ENDS "virtfold_certificate_expiry_timestamp_seconds" Gauge All [] "When the certificate ends by which this process shows its metrics, in seconds since 1970; a node's agent has no other";
     SCRAPES "virtfold_scrapes_total" Counter All ["code"] "Requests for metrics, by the code of the answer";
@@ -211,9 +215,7 @@ pub static ABSENT: &[(&str, &str)] = &[
     ("kubevirt_vm_vnic_info", "the caches keep no interfaces of a spec"),
     ("kubevirt_vmi_vnic_info", "the caches keep no interfaces of a spec"),
     ("kubevirt_vm_labels", "which labels are told is configured in KubeVirt's own ConfigMap, which is not read yet"),
-    ("kubevirt_vmi_non_evictable", "there are no migrations yet, so no instance is promised one"),
     ("kubevirt_vmi_launcher_memory_overhead_bytes", "it is in the requests of the pod, and not kept"),
-    ("kubevirt_vmi_number_of_outdated", "launchers are not updated yet"),
     ("kubevirt_vmi_sync_total", "nothing is synchronised: cells step, and virtfold_step_duration_seconds counts that"),
     ("kubevirt_vmsnapshot_succeeded_timestamp_seconds", "there are no snapshots yet"),
     ("kubevirt_configuration_emulation_enabled", "there is no KubeVirt object and no operator yet"),

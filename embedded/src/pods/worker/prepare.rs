@@ -225,6 +225,9 @@ impl Worker {
         env: std::collections::BTreeMap<String, String>,
     ) -> Spec {
         let config = &self.shared.config;
+        let mut all = config.environment.clone();
+        all.extend(env);
+        let env = all;
         let words = container.command.iter().flatten().chain(container.args.iter().flatten());
         let hostname = fields::hostname(pod);
         let address = self.record.address.map(|a| format!("{a} {hostname}\n")).unwrap_or_default();

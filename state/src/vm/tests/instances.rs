@@ -591,7 +591,7 @@ fn rule_2_11_a_launcher_of_another_image_is_labelled() {
     let image = vmi(&w)["status"]["launcherContainerImageVersion"].as_str().unwrap().to_owned();
     for (today, shown) in [("virtfold/launcher:next", Some(json!(""))), (&image, None)] {
         let n = w.writes.len();
-        w.feed(Input::Configured(Fact::Cluster(ClusterConfig { launcher_image: today.into() })));
+        w.feed(Input::Configured(Fact::Cluster(ClusterConfig { launcher_image: today.into(), ..Default::default() })));
         w.settle(10_000);
         assert_eq!((label(&w), w.writes.len()), (shown, n + 1), "{today}: {:?}", &w.writes[n..]);
         assert_eq!(w.phase(), "Running");
