@@ -6,10 +6,12 @@
 //! `sim` (a feature) is a network of simulated hosts on which the production drivers run; [`runs`] starts such runs.
 //! [`e2e`] starts the real `virtfold` binary, real etcd and real guests, and hurts them from outside. It links against no
 //! component: what a person sees (API objects, consoles, processes, files) is all that is judged.
+//! [`rounds`] hurts all of these processes in rounds, and judges by the invariants of [`world`].
 //! [`kubernetes`] does the same on a real kube-apiserver, and counts and measures what we cost it.
 
 pub mod e2e;
 pub mod kubernetes;
+pub mod rounds;
 pub mod rules;
 pub mod runs;
 #[cfg(feature = "sim")]

@@ -79,6 +79,8 @@ enum Command {
     },
     /// Loses each event of the controllers' watches once in each canonical scenario, and does all pairs of operations at once.
     Exhaustive,
+    /// Hurts real processes (layer 3): rounds of one fault each on a cluster of real binaries, etcd and guests that count aloud.
+    Rounds(chaos_tests::rounds::command::Rounds),
     /// Waits until its standard input ends, which happens when the test program that started it is gone in whatever way, and
     /// then takes down the cluster with this data folder.
     #[command(hide = true)]
@@ -189,6 +191,7 @@ fn main() -> Result<ExitCode> {
         }
         Command::CrashPoints { scenario, point: _ } => Ok(crash_points(scenario)),
         Command::Exhaustive => Ok(exhaustive()),
+        Command::Rounds(rounds) => rounds.execute(),
         Command::Janitor { data } => {
             let mut sink = Vec::new();
             std::io::stdin().read_to_end(&mut sink).context("reading standard input")?;

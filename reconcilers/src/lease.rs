@@ -41,11 +41,18 @@ pub struct LeaseConfig {
 
 impl Default for LeaseConfig {
     fn default() -> Self {
+        Self::lasting(Duration::from_secs(15))
+    }
+}
+
+impl LeaseConfig {
+    /// One that is lost after so long a silence.
+    pub fn lasting(duration: Duration) -> Self {
         Self {
             namespace: "virtfold".into(),
             name: "virtfold-controller".into(),
-            duration: Duration::from_secs(15),
-            renew_every: Duration::from_secs(2),
+            duration,
+            renew_every: Duration::from_secs(2).min(duration / ATTEMPTS),
             address: None,
             exclusive: false,
         }

@@ -1,0 +1,264 @@
+//! What is done to the processes of a cluster, by the ids of the fault catalogue.
+
+use super::{
+    people::random_guest,
+    site::{LEASE, Site},
+    witness::{Running, Witness},
+};
+use crate::e2e::{console::Console, process};
+use crate::world::dice::Dice;
+use anyhow::{Context, Result};
+use nix::sys::signal::Signal;
+use std::{fs, thread::sleep, time::Duration};
+
+macro_rules! faults {
+    ($($name:ident $word:literal $ids:literal $about:literal),* $(,)?) => {
+        /// Something that is done to a cluster.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Fault { $(#[doc = $about] $name),* }
+
+        impl Fault {
+            /// All of them.
+            pub const ALL: &'static [Fault] = &[$(Fault::$name),*];
+
+            /// Its name on the command line.
+            pub fn word(self) -> &'static str {
+                match self { $(Self::$name => $word),* }
+            }
+
+            /// Ids in the catalogue.
+            pub fn ids(self) -> &'static str {
+                match self { $(Self::$name => $ids),* }
+            }
+
+            /// What it does.
+            pub fn about(self) -> &'static str {
+                match self { $(Self::$name => $about),* }
+            }
+        }
+    };
+}
+
+faults! {
+    KillLeader "kill-leader" "C1 C5" "SIGKILL to the controller that leads",
+    KillControllers "kill-controllers" "C1" "SIGKILL to all controllers at once",
+    PauseLeader "pause-leader" "C3 C4" "SIGSTOP to the controller that leads for longer than its Lease, then SIGCONT",
+    PauseControllers "pause-controllers" "C3" "SIGSTOP to all controllers for longer than the Lease, then SIGCONT",
+    KillAgent "kill-agent" "N1" "SIGKILL to a node's agent",
+    WipeAgent "wipe-agent" "N1" "SIGKILL to a node's agent, and what it kept is gone when it comes back",
+    PauseAgent "pause-agent" "N1 G2" "SIGSTOP to a node's agent for longer than the Lease: its connections stay open and say nothing",
+    KillServer "kill-server" "A1 A7" "SIGKILL to the API server and gateway, which are started again",
+    EndServer "end-server" "A1 A7" "the API server and gateway are stopped and started again as on an upgrade; etcd, too",
+    PauseServer "pause-server" "A7 A10" "SIGSTOP to the API server and gateway: requests and watches hang",
+    KillEtcd "kill-etcd" "A7 A10" "SIGKILL to etcd",
+    PauseEtcd "pause-etcd" "A11" "SIGSTOP to etcd: writes and reads take seconds",
+    KillLauncher "kill-launcher" "N2" "SIGKILL to a launcher, which takes its guest along",
+    PauseLauncher "pause-launcher" "N2" "SIGSTOP to a launcher: alive and deaf",
+    KillHypervisor "kill-qemu" "N4 N5" "SIGKILL to a guest's QEMU",
+    PauseHypervisor "pause-qemu" "N4" "SIGSTOP to a guest's QEMU, which answers nobody",
+    PowerOff "power-off" "N4" "a guest turns itself off",
+    KillPlane "kill-plane" "C1 N1 A1" "SIGKILL to API server, etcd, controllers and node agents at once",
+    PowerCut "power-cut" "O5 N7" "SIGKILL to everything, launchers and guests too; then it is started again",
+}
+
+/// Faults of the catalogue that are not among them, and why.
+pub const LEFT_OUT: &[(&str, &str)] = &[
+    ("A2", "layers 1 and 2 forget history; etcd here keeps ten minutes"),
+    ("A3", "there is one API server: nothing that is behind could answer"),
+    ("A4 A5 A14 A15", "what one request or one event meets is drawn in layers 1 and 2"),
+    ("A6 A13", "refusals of single verbs are drawn in layers 1 and 2"),
+    ("A12", "the gateway is in the API server's process here; a real kube-apiserver's tests have its death and its certificates"),
+    ("C2", "replay is a program of its own; what a journal has lost is counted by its readers' tests"),
+    ("C7", "there is one version yet"),
+    ("C10", "no early time-outs or small queues are built into the binary"),
+    ("G4", "an old agent cannot stay: its port and its pid file are the new one's"),
+    ("N3", "there is no libvirt here"),
+    ("N6", "the pod runner is part of the agent, which is killed; a kubelet of its own is not there"),
+    ("N9", "fencing is a person's taint; layers 1 and 2 lie about it"),
+    ("N11", "eviction and taints are in the end-to-end tests on two nodes"),
+    ("N12", "images and claims that fail are in the end-to-end tests"),
+    ("O1", "bursts are measured on simulated nodes"),
+    ("O6", "a year does not pass here"),
+];
+
+/// What a fault strikes.
+pub struct Scene<'a> {
+    /// The cluster.
+    pub site: &'a Site,
+    /// What is seen.
+    pub witness: &'a Witness,
+    /// Chooses.
+    pub dice: &'a mut Dice,
+}
+
+impl Scene<'_> {
+    fn seconds(&mut self, low: u64, high: u64) -> Duration {
+        Duration::from_millis(self.dice.between(low * 1000, high * 1000))
+    }
+
+    /// The controller that leads.
+    fn leader(&self) -> Result<(usize, i32)> {
+        let place = self.witness.with(|t| t.leader.clone())?;
+        let n = self.site.at(&place).with_context(|| format!("nobody leads at {place:?}"))?;
+        Ok((n, self.site.controller(n)?))
+    }
+
+    fn controllers(&self) -> Vec<i32> {
+        (0..self.site.controllers()).filter_map(|n| self.site.controller(n).ok()).collect()
+    }
+
+    fn node(&mut self) -> Result<String> {
+        let nodes = self.site.nodes();
+        self.dice.pick(&nodes).cloned().context("there are no nodes")
+    }
+
+    fn agent(&mut self) -> Result<(String, i32)> {
+        let node = self.node()?;
+        let pid = self.site.cluster.agent_pid(&node)?;
+        Ok((node, pid))
+    }
+
+    /// A guest whose own hypervisor or launcher will be hurt: it may end.
+    fn victim(&mut self) -> Result<Running> {
+        let guest = random_guest(self.witness, self.dice)?;
+        let vmi = guest.vmi.clone();
+        self.witness.with(move |t| t.excused.insert(vmi))?;
+        Ok(guest)
+    }
+
+    fn paused(&self, pids: &[i32], time: Duration) -> Result<()> {
+        let all = |signal| pids.iter().try_for_each(|pid| process::signal(*pid, signal));
+        let stopped = all(Signal::SIGSTOP);
+        sleep(time);
+        // One that ended meanwhile is no reason to leave the others asleep.
+        all(Signal::SIGCONT).and(stopped)
+    }
+
+    /// Strikes; when it returns, what was hurt is whole again, or is being made so by whoever looks after it. What was done, in words.
+    pub fn strike(&mut self, fault: Fault) -> Result<String> {
+        let longer = LEASE * 2;
+        Ok(match fault {
+            Fault::KillLeader => {
+                let (n, pid) = self.leader()?;
+                process::signal(pid, Signal::SIGKILL)?;
+                format!("controller {n}")
+            }
+            Fault::KillControllers => {
+                let all = self.controllers();
+                all.iter().try_for_each(|pid| process::signal(*pid, Signal::SIGKILL))?;
+                format!("{} controllers", all.len())
+            }
+            Fault::PauseLeader => {
+                let (n, pid) = self.leader()?;
+                let time = longer + self.seconds(0, 3);
+                self.paused(&[pid], time)?;
+                format!("controller {n} for {:.1} s", time.as_secs_f64())
+            }
+            Fault::PauseControllers => {
+                let time = longer + self.seconds(0, 3);
+                self.paused(&self.controllers(), time)?;
+                format!("for {:.1} s", time.as_secs_f64())
+            }
+            Fault::KillAgent => {
+                let (node, pid) = self.agent()?;
+                process::signal(pid, Signal::SIGKILL)?;
+                node
+            }
+            Fault::WipeAgent => {
+                let (node, pid) = self.agent()?;
+                // Stopped first, so that it cannot be started again before its memory is gone.
+                process::destroy(pid)?;
+                fs::remove_dir_all(self.site.cluster.data.join("nodes").join(&node).join("state")).context("wipe")?;
+                node
+            }
+            Fault::PauseAgent => {
+                let (node, pid) = self.agent()?;
+                let time = longer + self.seconds(0, 6);
+                self.paused(&[pid], time)?;
+                format!("{node} for {:.1} s", time.as_secs_f64())
+            }
+            Fault::KillServer => {
+                self.site.cluster.kill_up()?;
+                sleep(self.seconds(0, 3));
+                self.site.cluster.up()?;
+                String::new()
+            }
+            Fault::EndServer => {
+                let code = self.site.cluster.terminate(Duration::from_secs(60))?;
+                anyhow::ensure!(code == Some(0), "virtfold up ended with {code:?}");
+                self.site.cluster.up()?;
+                String::new()
+            }
+            Fault::PauseServer => {
+                let time = longer + self.seconds(0, 5);
+                self.paused(&[self.site.cluster.up_pid()?], time)?;
+                format!("for {:.1} s", time.as_secs_f64())
+            }
+            Fault::KillEtcd => {
+                process::signal(self.site.etcd()?, Signal::SIGKILL)?;
+                String::new()
+            }
+            Fault::PauseEtcd => {
+                let time = self.seconds(1, 9);
+                self.paused(&[self.site.etcd()?], time)?;
+                format!("for {:.1} s", time.as_secs_f64())
+            }
+            Fault::KillLauncher => {
+                let guest = self.victim()?;
+                process::signal(guest.launcher, Signal::SIGKILL)?;
+                guest.machine
+            }
+            Fault::PauseLauncher => {
+                let (guest, time) = (random_guest(self.witness, self.dice)?, longer + self.seconds(0, 6));
+                self.paused(&[guest.launcher], time)?;
+                format!("{} for {:.1} s", guest.machine, time.as_secs_f64())
+            }
+            Fault::KillHypervisor => {
+                let guest = self.victim()?;
+                process::signal(guest.pid, Signal::SIGKILL)?;
+                guest.machine
+            }
+            Fault::PauseHypervisor => {
+                let (guest, time) = (random_guest(self.witness, self.dice)?, longer + self.seconds(0, 6));
+                self.paused(&[guest.pid], time)?;
+                format!("{} for {:.1} s", guest.machine, time.as_secs_f64())
+            }
+            Fault::PowerOff => {
+                let guest = self.victim()?;
+                let mut console = Console::attach(&self.site.cluster, &guest.machine)?;
+                console.login()?;
+                console.send("poweroff\r")?;
+                guest.machine
+            }
+            Fault::KillPlane => {
+                let mut all = self.controllers();
+                all.extend(self.site.nodes().iter().filter_map(|n| self.site.cluster.agent_pid(n).ok()));
+                all.push(self.site.etcd()?);
+                // The API server first: it would start the others again.
+                self.site.cluster.kill_up()?;
+                all.iter().try_for_each(|pid| process::signal(*pid, Signal::SIGKILL))?;
+                sleep(self.seconds(0, 3));
+                self.site.cluster.up()?;
+                String::new()
+            }
+            Fault::PowerCut => {
+                let guests: Vec<Running> = self.witness.with(|t| {
+                    t.look();
+                    let guests: Vec<Running> = t.running.values().cloned().collect();
+                    let launchers: Vec<String> = t.launchers.values().cloned().collect();
+                    t.excused.extend(launchers);
+                    guests
+                })?;
+                self.site.cluster.kill_up()?;
+                let mut all = self.controllers();
+                all.extend(self.site.nodes().iter().filter_map(|n| self.site.cluster.agent_pid(n).ok()));
+                all.push(self.site.etcd()?);
+                all.extend(guests.iter().flat_map(|g| [g.launcher, g.pid]));
+                all.iter().try_for_each(|pid| process::signal(*pid, Signal::SIGKILL))?;
+                sleep(self.seconds(0, 3));
+                self.site.cluster.up()?;
+                format!("{} guests", guests.len())
+            }
+        })
+    }
+}

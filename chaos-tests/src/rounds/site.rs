@@ -1,0 +1,241 @@
+//! The cluster that is hurt: `virtfold up` without a controller, and controllers beside it that lead by a Lease of two seconds and
+//! are started again when they end, as a Deployment would.
+
+use super::witness::Store;
+use crate::e2e::{
+    cluster::{Cluster, Options, virtfold},
+    leaks, process, wait,
+};
+use anyhow::{Context, Result, bail};
+use embedded::pki::{Pki, kubeconfig, write_private};
+use nix::sys::signal::Signal;
+use std::{
+    fs::{self, File},
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
+
+/// Who leads is silent for so long, and is replaced.
+pub const LEASE: Duration = Duration::from_secs(2);
+/// User of the controllers.
+const CONTROLLER: &str = "virtfold-controller";
+/// The cluster's own address, inside of its network.
+const INSIDE: &str = "10.244.0.1";
+/// A controller that ended is started again after this.
+const AGAIN: Duration = Duration::from_millis(200);
+/// A part that is asked to end does within this.
+const END: Duration = Duration::from_secs(30);
+
+/// How big it is.
+#[derive(Debug, Clone)]
+pub struct Size {
+    /// Nodes.
+    pub nodes: u32,
+    /// Controllers.
+    pub controllers: usize,
+    /// MiB of the small disk in memory that holds the data folder; 0: an ordinary folder.
+    pub disk: u64,
+}
+
+/// One controller.
+struct Seat {
+    command: Box<dyn Fn() -> Result<Command> + Send>,
+    child: Option<Child>,
+    /// What is added to its command line.
+    extra: Vec<String>,
+}
+
+/// A cluster.
+pub struct Site {
+    /// Its API server, etcd, gateway, nodes.
+    pub cluster: Cluster,
+    nodes: u32,
+    seats: Arc<Mutex<Vec<Seat>>>,
+    over: Arc<AtomicBool>,
+    keeper: Option<JoinHandle<()>>,
+}
+
+fn lock(seats: &Mutex<Vec<Seat>>) -> MutexGuard<'_, Vec<Seat>> {
+    seats.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Site {
+    /// Starts it and waits until nodes are ready and somebody can lead.
+    pub fn start(size: &Size) -> Result<Self> {
+        let options =
+            Options { nodes: size.nodes, arguments: vec!["--no-controller".into()], environment: Vec::new() };
+        let cluster = Cluster::prepare(options)?;
+        if size.disk > 0 {
+            let size = format!("size={}m,mode=0700", size.disk);
+            let made = Command::new("mount").args(["-t", "tmpfs", "-o", &size, "virtfold"]).arg(&cluster.data).output()?;
+            if !made.status.success() {
+                bail!("no disk in memory: {}", String::from_utf8_lossy(&made.stderr));
+            }
+        }
+        cluster.up()?;
+        let site = Self { cluster, nodes: size.nodes, seats: Arc::default(), over: Arc::default(), keeper: None };
+        for n in 0..size.controllers {
+            let seat = site.seat(n)?;
+            lock(&site.seats).push(seat);
+        }
+        Ok(site.keep())
+    }
+
+    fn seat(&self, n: usize) -> Result<Seat> {
+        let data = &self.cluster.data;
+        let pki = Pki::open(&data.join("pki"))?;
+        let user = pki.client(CONTROLLER, None)?;
+        pki.component(CONTROLLER)?;
+        let config = data.join(format!("controller-{n}.kubeconfig"));
+        write_private(&config, kubeconfig(&format!("https://{INSIDE}:6443"), pki.ca(), &user).as_bytes())?;
+        let file = |ending: &str| data.join("pki").join(format!("component-{CONTROLLER}.{ending}"));
+        let (ca, cert, key) = (data.join("pki/ca.crt"), file("crt"), file("key"));
+        let journal = data.join("journal").join(format!("controller-{n}"));
+        let log = self.log_of(n);
+        let netns = format!("vf-{}-cluster", leaks::id_of(data));
+        let address = address(n);
+        let command = move || {
+            let out = File::options().create(true).append(true).open(&log).context("open a controller's log")?;
+            let mut command = Command::new("ip");
+            command
+                .args(["netns", "exec", &netns])
+                .arg(virtfold()?)
+                .args(["controller".as_ref(), "--kubeconfig".as_ref(), config.as_os_str()])
+                .args(["--ca".as_ref(), ca.as_os_str(), "--cert".as_ref(), cert.as_os_str()])
+                .args(["--key".as_ref(), key.as_os_str(), "--journal".as_ref(), journal.as_os_str()])
+                .args(["--listen", &address, "--lease-duration", &format!("{}s", LEASE.as_secs())])
+                .stdin(Stdio::null())
+                .stdout(out.try_clone()?)
+                .stderr(out);
+            Ok(command)
+        };
+        Ok(Seat { command: Box::new(command), child: None, extra: Vec::new() })
+    }
+
+    /// Starts controllers that are not there, again and again.
+    fn keep(mut self) -> Self {
+        let (seats, over) = (self.seats.clone(), self.over.clone());
+        self.keeper = Some(std::thread::spawn(move || {
+            while !over.load(Ordering::Relaxed) {
+                for seat in lock(&seats).iter_mut() {
+                    if seat.child.as_mut().is_none_or(|c| !matches!(c.try_wait(), Ok(None))) {
+                        seat.child = (seat.command)().and_then(|mut c| Ok(c.args(&seat.extra).spawn()?)).ok();
+                    }
+                }
+                std::thread::sleep(AGAIN);
+            }
+        }));
+        self
+    }
+
+    /// What a controller says, outside of the data folder, which may be full.
+    pub fn log_of(&self, n: usize) -> PathBuf {
+        self.cluster.data.with_extension(format!("controller-{n}.log"))
+    }
+
+    /// Where its store is.
+    pub fn store(&self) -> Store {
+        let socket = leaks::run_of(&self.cluster.data).join("etcd/client:0");
+        Store { endpoint: format!("unix://{}", socket.display()), foreign: false }
+    }
+
+    /// How many controllers there are.
+    pub fn controllers(&self) -> usize {
+        lock(&self.seats).len()
+    }
+
+    /// The process of a controller.
+    pub fn controller(&self, n: usize) -> Result<i32> {
+        let seats = lock(&self.seats);
+        let child = seats.get(n).and_then(|s| s.child.as_ref()).context("that controller does not run")?;
+        Ok(child.id() as i32)
+    }
+
+    /// Which controller answers at that address.
+    pub fn at(&self, place: &str) -> Option<usize> {
+        (0..self.controllers()).find(|n| address(*n) == place)
+    }
+
+    /// The process of etcd.
+    pub fn etcd(&self) -> Result<i32> {
+        let argument = format!("--data-dir={}", self.cluster.data.join("etcd").display());
+        let all = process::all();
+        let etcd = all.iter().find(|p| p.name == "etcd" && p.arguments.contains(&argument));
+        Ok(etcd.context("etcd does not run")?.pid)
+    }
+
+    /// Names of the nodes.
+    pub fn nodes(&self) -> Vec<String> {
+        (1..=self.nodes).map(|n| format!("node-{n}")).collect()
+    }
+
+    /// A network namespace of the cluster: `cluster`, or a node's name.
+    pub fn netns(&self, part: &str) -> String {
+        format!("vf-{}-{part}", leaks::id_of(&self.cluster.data))
+    }
+
+    /// The console of a guest.
+    pub fn console(&self, node: &str, pod: &str) -> PathBuf {
+        leaks::run_of(&self.cluster.data).join(node).join(pod).join("console.log")
+    }
+
+    /// Ends the controllers, as one that goes home.
+    fn dismiss(&mut self) -> Result<()> {
+        self.over.store(true, Ordering::Relaxed);
+        if let Some(keeper) = self.keeper.take() {
+            keeper.join().ok();
+        }
+        for seat in lock(&self.seats).iter_mut() {
+            let Some(mut child) = seat.child.take() else { continue };
+            process::signal(child.id() as i32, Signal::SIGCONT)?;
+            process::signal(child.id() as i32, Signal::SIGTERM)?;
+            let gone = wait::until("the end of a controller", END, || {
+                Ok(child.try_wait()?.map(drop).ok_or_else(|| "still there".to_owned()))
+            });
+            if gone.is_err() {
+                child.kill()?;
+                child.wait()?;
+            }
+            gone?;
+        }
+        Ok(())
+    }
+
+    /// Ends all but the guests, and puts all journals through the machines again.
+    pub fn end(&mut self) -> Result<()> {
+        self.dismiss()?;
+        let code = self.cluster.terminate(Duration::from_secs(60))?;
+        if code != Some(0) {
+            bail!("virtfold up ended with {code:?}:\n{}", self.cluster.log_tail());
+        }
+        Ok(())
+    }
+
+    /// The files that tell what happened: logs and journals.
+    pub fn evidence(&self) -> Vec<PathBuf> {
+        let data = &self.cluster.data;
+        let mut all = vec![self.cluster.log(), data.join("virtfold.log"), data.join("etcd.log"), data.join("journal")];
+        all.extend((0..self.controllers()).map(|n| self.log_of(n)));
+        all.extend(fs::read_dir(data.join("nodes")).into_iter().flatten().flatten().map(|e| e.path().join("agent.log")));
+        all
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        self.dismiss().ok();
+        for n in 0..self.controllers() {
+            fs::remove_file(self.log_of(n)).ok();
+        }
+    }
+}
+
+fn address(n: usize) -> String {
+    format!("{INSIDE}:{}", 9100 + n)
+}
