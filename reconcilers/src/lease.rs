@@ -104,7 +104,8 @@ pub struct Leadership {
 }
 
 fn now() -> MicroTime {
-    MicroTime(jiff::Timestamp::now())
+    let millis = i64::try_from(telemetry::clock::now()).unwrap_or(i64::MAX);
+    MicroTime(jiff::Timestamp::from_millisecond(millis).unwrap_or(jiff::Timestamp::MAX))
 }
 
 fn seconds(d: Duration) -> i32 {

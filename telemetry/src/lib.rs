@@ -7,6 +7,7 @@
 //!
 //! Without a collector a step costs one counter ([`steps::counts`]), and one that is away costs a bounded queue.
 
+pub mod clock;
 pub mod context;
 pub mod journal;
 pub mod logs;

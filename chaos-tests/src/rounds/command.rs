@@ -1,6 +1,6 @@
 //! `virtfold-chaos rounds`.
 
-use super::{Fault, LEFT_OUT, Options, run};
+use super::{Fault, IDS, LEFT_OUT, Options, run};
 use anyhow::Result;
 use clap::Args;
 use std::{path::PathBuf, process::ExitCode, time::Duration};
@@ -59,16 +59,18 @@ impl Rounds {
             for fault in Fault::ALL {
                 println!("{:<20} {:<10} {}", fault.word(), fault.ids(), fault.about());
             }
-            println!("\nleft out:");
+            println!("\nwhat somebody asks for at the same time: {IDS}\n\nleft out:");
             for (ids, why) in LEFT_OUT {
                 println!("{ids:<16} {why}");
             }
             return Ok(ExitCode::SUCCESS);
         }
+        // Only a small disk is filled.
+        let default = Fault::ALL.iter().copied().filter(|f| *f != Fault::FillDisk || self.disk > 0).collect();
         let options = Options {
             rounds: self.rounds,
             seed: self.seed,
-            faults: if self.faults.is_empty() { Fault::ALL.to_vec() } else { self.faults },
+            faults: if self.faults.is_empty() { default } else { self.faults },
             guests: self.guests,
             nodes: self.nodes,
             controllers: self.controllers.into(),

@@ -1,15 +1,27 @@
 //! What is done to the processes of a cluster, by the ids of the fault catalogue.
 
 use super::{
+    net::{self, Way},
     people::random_guest,
+    proxy::Mode,
     site::{LEASE, Site},
     witness::{Running, Witness},
 };
-use crate::e2e::{console::Console, process};
+use crate::e2e::{console::Console, process, wait};
 use crate::world::dice::Dice;
 use anyhow::{Context, Result};
 use nix::sys::signal::Signal;
-use std::{fs, thread::sleep, time::Duration};
+use std::{
+    fs::{self, File},
+    io::Write,
+    path::Path,
+    process::Command,
+    thread::sleep,
+    time::Duration,
+};
+
+/// A guest that was told to turn itself off is off within this.
+const OFF: Duration = Duration::from_secs(90);
 
 macro_rules! faults {
     ($($name:ident $word:literal $ids:literal $about:literal),* $(,)?) => {
@@ -58,6 +70,20 @@ faults! {
     PauseHypervisor "pause-qemu" "N4" "SIGSTOP to a guest's QEMU, which answers nobody",
     PowerOff "power-off" "N4" "a guest turns itself off",
     KillPlane "kill-plane" "C1 N1 A1" "SIGKILL to API server, etcd, controllers and node agents at once",
+    SlowNet "slow-net" "G1" "everything between controllers, node agents and API server arrives later by 0.2 to 1.5 s",
+    ResetNet "reset-net" "A1 G3" "every connection between them is cut, and none is let through for a while",
+    DeafNet "deaf-net" "G2" "connections between them stay open, and nothing passes",
+    LostReplies "lost-replies" "A8 G3" "requests between them arrive, and answers are lost",
+    LateRequests "late-requests" "A9 G1" "requests between them arrive after whoever sent them has given up",
+    TornMessages "torn-messages" "G3" "messages between them arrive in small pieces",
+    CutIn "cut-in" "G6 N8" "nothing of the control plane arrives at a node",
+    CutOut "cut-out" "G6 N8" "nothing of a node arrives at the control plane",
+    CutBoth "cut-both" "N8" "a node and the control plane cannot reach each other",
+    FillDisk "fill-disk" "N10 C6" "the disk with etcd, journals and the agents' memory is full",
+    JumpController "jump-controller" "C8" "the clock of the controller that leads jumps by up to ten minutes, and back",
+    JumpAgents "jump-agents" "N13 C8" "the agents' clocks are off by ten minutes, which they find at their start; then they are right again",
+    ExpireCertificates "expire-certificates" "G5" "the controllers' certificates end while an agent has to be dialled anew; then there are new ones",
+    Descriptors "no-descriptors" "C9" "the leading controller, or an agent, can open nothing any more for a while",
     PowerCut "power-cut" "O5 N7" "SIGKILL to everything, launchers and guests too; then it is started again",
 }
 
@@ -67,7 +93,10 @@ pub const LEFT_OUT: &[(&str, &str)] = &[
     ("A3", "there is one API server: nothing that is behind could answer"),
     ("A4 A5 A14 A15", "what one request or one event meets is drawn in layers 1 and 2"),
     ("A6 A13", "refusals of single verbs are drawn in layers 1 and 2"),
-    ("A12", "the gateway is in the API server's process here; a real kube-apiserver's tests have its death and its certificates"),
+    (
+        "A12",
+        "the gateway is in the API server's process here; a real kube-apiserver's tests have its death and its certificates",
+    ),
     ("C2", "replay is a program of its own; what a journal has lost is counted by its readers' tests"),
     ("C7", "there is one version yet"),
     ("C10", "no early time-outs or small queues are built into the binary"),
@@ -166,7 +195,6 @@ impl Scene<'_> {
             }
             Fault::WipeAgent => {
                 let (node, pid) = self.agent()?;
-                // Stopped first, so that it cannot be started again before its memory is gone.
                 process::destroy(pid)?;
                 fs::remove_dir_all(self.site.cluster.data.join("nodes").join(&node).join("state")).context("wipe")?;
                 node
@@ -228,6 +256,9 @@ impl Scene<'_> {
                 let mut console = Console::attach(&self.site.cluster, &guest.machine)?;
                 console.login()?;
                 console.send("poweroff\r")?;
+                wait::until("the end of the guest", OFF, || {
+                    Ok(if process::alive(guest.pid) { Err("it runs".into()) } else { Ok(()) })
+                })?;
                 guest.machine
             }
             Fault::KillPlane => {
@@ -240,6 +271,98 @@ impl Scene<'_> {
                 sleep(self.seconds(0, 3));
                 self.site.cluster.up()?;
                 String::new()
+            }
+            Fault::SlowNet
+            | Fault::ResetNet
+            | Fault::DeafNet
+            | Fault::LostReplies
+            | Fault::LateRequests
+            | Fault::TornMessages => {
+                let proxy = self.site.proxy.as_ref().context("there is no proxy")?;
+                let mode = match fault.through_proxy() {
+                    Some(Mode::Delay(_)) => Mode::Delay(self.dice.between(200, 1500)),
+                    Some(mode) => mode,
+                    None => Mode::Pass,
+                };
+                let time = self.seconds(2, 10);
+                proxy.set(mode)?;
+                sleep(time);
+                proxy.set(Mode::Pass)?;
+                format!("{mode} for {:.1} s", time.as_secs_f64())
+            }
+            Fault::CutIn | Fault::CutOut | Fault::CutBoth => {
+                let (node, time) = (self.node()?, self.seconds(3, 12));
+                let netns = self.site.netns(&node);
+                let way = match fault {
+                    Fault::CutIn => Way::In,
+                    Fault::CutOut => Way::Out,
+                    _ => Way::Both,
+                };
+                net::cut(&netns, way)?;
+                sleep(time);
+                net::join(&netns)?;
+                format!("{node} for {:.1} s", time.as_secs_f64())
+            }
+            Fault::FillDisk => {
+                let (ballast, time) = (self.site.cluster.data.join("ballast"), self.seconds(3, 10));
+                let written = fill(&ballast);
+                sleep(time);
+                fs::remove_file(&ballast).context("remove the ballast")?;
+                format!("{} MiB for {:.1} s", written? >> 20, time.as_secs_f64())
+            }
+            Fault::JumpController => {
+                let (n, _) = self.leader()?;
+                let (far, time) = (self.dice.between(60, 600) as i64, self.seconds(2, 6));
+                let seconds = if self.dice.chance(500) { far } else { -far };
+                // What it writes of time is not the machine's any more.
+                self.witness.with(|t| t.skewed = true)?;
+                fs::write(self.site.clock_of(n), (seconds * 1000).to_string())?;
+                sleep(time);
+                fs::write(self.site.clock_of(n), "0")?;
+                format!("controller {n} by {seconds} s for {:.1} s", time.as_secs_f64())
+            }
+            Fault::JumpAgents => {
+                let seconds: i64 = if self.dice.chance(500) { 600 } else { -600 };
+                let agents = |scene: &Self| -> Result<()> {
+                    let nodes = scene.site.nodes();
+                    let pids = nodes.iter().filter_map(|n| scene.site.cluster.agent_pid(n).ok());
+                    pids.into_iter().try_for_each(process::destroy)
+                };
+                fs::write(self.site.clock_of_agents(), (seconds * 1000).to_string())?;
+                agents(self)?;
+                sleep(self.seconds(5, 10));
+                fs::write(self.site.clock_of_agents(), "0")?;
+                agents(self)?;
+                format!("by {seconds} s")
+            }
+            Fault::ExpireCertificates => {
+                let life = Duration::from_secs(8);
+                self.site.certify(Some(life))?;
+                let again = |scene: &Self| scene.controllers().into_iter().try_for_each(process::destroy);
+                let killed = again(self);
+                sleep(life + Duration::from_secs(1));
+                let agent = self.agent();
+                let dialled = agent.and_then(|(node, pid)| process::destroy(pid).map(|()| node));
+                sleep(self.seconds(2, 5));
+                self.site.certify(None)?;
+                again(self).and(killed)?;
+                format!("and the agent of {} was killed", dialled?)
+            }
+            Fault::Descriptors => {
+                let (who, pid) = if self.dice.chance(500) {
+                    let (n, pid) = self.leader()?;
+                    (format!("controller {n}"), pid)
+                } else {
+                    self.agent()?
+                };
+                let time = self.seconds(3, 8);
+                let open = fs::read_dir(format!("/proc/{pid}/fd")).map(Iterator::count).context("count descriptors")?;
+                limit(pid, &open.to_string())?;
+                sleep(time);
+                if process::alive(pid) {
+                    limit(pid, "65536")?;
+                }
+                format!("{who} for {:.1} s", time.as_secs_f64())
             }
             Fault::PowerCut => {
                 let guests: Vec<Running> = self.witness.with(|t| {
@@ -259,6 +382,41 @@ impl Scene<'_> {
                 self.site.cluster.up()?;
                 format!("{} guests", guests.len())
             }
+        })
+    }
+}
+
+/// Takes all room that is left on the disk of a file; how much that was.
+fn fill(ballast: &Path) -> Result<u64> {
+    let mut file = File::create(ballast).context("make the ballast")?;
+    let block = vec![0; 1 << 20];
+    let mut all = 0;
+    for size in [1 << 20, 1 << 12, 1] {
+        while let Ok(n @ 1..) = file.write(&block[..size]) {
+            all += n as u64;
+        }
+    }
+    Ok(all)
+}
+
+/// Sets how many descriptors a process may have; how many it could allow itself stays.
+fn limit(pid: i32, most: &str) -> Result<()> {
+    let done = Command::new("prlimit").args(["--pid", &pid.to_string(), &format!("--nofile={most}:")]).output()?;
+    anyhow::ensure!(done.status.success(), "prlimit: {}", String::from_utf8_lossy(&done.stderr));
+    Ok(())
+}
+
+impl Fault {
+    /// What the proxy does for it.
+    pub fn through_proxy(self) -> Option<Mode> {
+        Some(match self {
+            Self::SlowNet => Mode::Delay(0),
+            Self::ResetNet => Mode::Cut,
+            Self::DeafNet => Mode::Hang,
+            Self::LostReplies => Mode::Swallow,
+            Self::LateRequests => Mode::Late,
+            Self::TornMessages => Mode::Dribble,
+            _ => return None,
         })
     }
 }

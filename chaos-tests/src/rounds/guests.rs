@@ -19,7 +19,8 @@ pub fn counted(log: &Path) -> Result<u64, String> {
     let read = |path: &Path| fs::read(path).map(|b| String::from_utf8_lossy(&b).into_owned());
     let older = read(&log.with_extension("log.1")).unwrap_or_default();
     let text = older + &read(log).map_err(|e| format!("{}: {e}", log.display()))?;
-    let numbers = TICK.iter().flat_map(|t| t.captures_iter(&text)).filter_map(|c| c.get(1)?.as_str().parse::<u64>().ok());
+    let numbers =
+        TICK.iter().flat_map(|t| t.captures_iter(&text)).filter_map(|c| c.get(1)?.as_str().parse::<u64>().ok());
     let mut last = None;
     for n in numbers {
         if last.is_some_and(|l| n != l + 1) {

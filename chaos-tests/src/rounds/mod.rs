@@ -8,17 +8,22 @@
 //! the end all journals are put through the machines again.
 
 pub mod command;
+mod eyes;
 mod faults;
 mod guests;
+mod net;
 mod people;
+pub mod proxy;
 mod site;
 mod witness;
 
 pub use faults::{Fault, LEFT_OUT};
+pub use people::IDS;
 
 use crate::e2e::wait;
 use crate::world::{dice::Dice, server::Res, users::NS};
 use anyhow::{Context, Result, ensure};
+use eyes::Eyes;
 use faults::Scene;
 use people::Deed;
 use site::{Site, Size};
@@ -63,6 +68,22 @@ pub struct Options {
     pub evidence: PathBuf,
 }
 
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            rounds: 20,
+            seed: 1,
+            faults: Fault::ALL.iter().copied().filter(|f| *f != Fault::FillDisk).collect(),
+            guests: 3,
+            nodes: 2,
+            controllers: 2,
+            disk: 0,
+            limit: Duration::from_secs(7200),
+            evidence: "chaos-evidence".into(),
+        }
+    }
+}
+
 /// What became of a run.
 #[derive(Debug, Default)]
 pub struct Report {
@@ -85,6 +106,7 @@ pub struct Report {
 struct Run {
     site: Site,
     witness: Witness,
+    eyes: Eyes,
     machines: Vec<String>,
     /// The last number of each guest, by pod.
     counts: BTreeMap<String, u64>,
@@ -97,10 +119,14 @@ struct Run {
 pub fn run(options: &Options, mut told: impl FnMut(&str)) -> Result<Report> {
     ensure!(!options.faults.is_empty(), "no fault is left to draw");
     let began = Instant::now();
-    let site = Site::start(&Size { nodes: options.nodes, controllers: options.controllers, disk: options.disk })?;
+    let proxy = options.faults.iter().any(|f| f.through_proxy().is_some());
+    let (nodes, controllers, disk) = (options.nodes, options.controllers, options.disk);
+    ensure!(disk > 0 || !options.faults.contains(&Fault::FillDisk), "fill-disk fills a small disk: --disk");
+    let site = Site::start(&Size { nodes, controllers, disk, proxy })?;
     let witness = Witness::start(site.store())?;
     let machines: Vec<String> = (1..=options.guests).map(|n| format!("guest-{n}")).collect();
-    let mut run = Run { site, witness, machines, counts: BTreeMap::new() };
+    let eyes = Eyes::open(&site.cluster.kubeconfig())?;
+    let mut run = Run { site, witness, eyes, machines, counts: BTreeMap::new() };
     let mut report = Report::default();
     let result = run.all(options, began, &mut report, &mut told);
     if let Err(error) = result {
@@ -114,13 +140,24 @@ pub fn run(options: &Options, mut told: impl FnMut(&str)) -> Result<Report> {
 }
 
 impl Run {
-    fn all(&mut self, options: &Options, began: Instant, report: &mut Report, told: &mut dyn FnMut(&str)) -> Result<()> {
+    fn all(
+        &mut self,
+        options: &Options,
+        began: Instant,
+        report: &mut Report,
+        told: &mut dyn FnMut(&str),
+    ) -> Result<()> {
         for vm in self.machines.clone() {
             people::create(&self.site.cluster, &vm).map_err(anyhow::Error::msg)?;
         }
         self.quiet(Instant::now()).context("before the first round")?;
         self.counted().context("before the first round")?;
-        told(&format!("{} guests count on {} nodes after {:.0} s", self.machines.len(), options.nodes, began.elapsed().as_secs_f64()));
+        told(&format!(
+            "{} guests count on {} nodes after {:.0} s",
+            self.machines.len(),
+            options.nodes,
+            began.elapsed().as_secs_f64()
+        ));
         for round in 1..=options.rounds {
             if began.elapsed() > options.limit {
                 told("the time is over");
@@ -128,7 +165,8 @@ impl Run {
             }
             let mut dice = Dice::new(options.seed.wrapping_mul(1_000_003).wrapping_add(u64::from(round)));
             let fault = dice.pick(&options.faults).copied().context("no faults")?;
-            let line = self.round(fault, &mut dice, report).with_context(|| format!("round {round}, {}", fault.word()))?;
+            let line =
+                self.round(fault, &mut dice, report).with_context(|| format!("round {round}, {}", fault.word()))?;
             report.rounds += 1;
             told(&format!("round {round}: {line}"));
             if !self.violations()?.is_empty() {
@@ -144,6 +182,7 @@ impl Run {
         }
         self.site.end()?;
         report.replayed = self.replayed()?;
+        self.machines.iter().try_for_each(|vm| self.history(vm))?;
         Ok(())
     }
 
@@ -183,7 +222,9 @@ impl Run {
         let refused = taken.err().map(|_| " (not taken)").unwrap_or_default();
         let what = if what.is_empty() { String::new() } else { format!(" ({what})") };
         let (ids, word) = (fault.ids(), fault.word());
-        Ok(format!("{ids} {word}{what}, meanwhile {deed}{refused}: quiet after {seconds:.1} s, {kept} of {count} guests count on"))
+        Ok(format!(
+            "{ids} {word}{what}, meanwhile {deed}{refused}: quiet after {seconds:.1} s, {kept} of {count} guests count on"
+        ))
     }
 
     fn running(&self) -> Result<Vec<Running>> {
@@ -196,22 +237,38 @@ impl Run {
     /// Waits until all is quiet; the time from the end of the fault until the last thing happened.
     fn quiet(&self, healed: Instant) -> Result<Duration> {
         let end = Instant::now() + QUIET;
-        let mut restless = healed;
+        let (mut restless, mut last) = (healed, Vec::new());
         loop {
-            let (wrong, still, violated) = self.witness.with(|t| (t.unrest(), t.still_for(), !t.violations.is_empty()))?;
-            if wrong.is_empty() && (still >= STILL || violated) {
-                let last = Instant::now().checked_sub(still).unwrap_or(healed).max(restless);
-                return Ok(last.saturating_duration_since(healed));
+            let (mut wrong, still) = self.witness.with(|t| (t.unrest(), t.still_for()))?;
+            if let Err(why) = self.eyes.served() {
+                wrong.push(("L1", format!("the API server does not serve: {why}")));
+            }
+            if wrong.is_empty() && still >= STILL && restless.elapsed() >= STILL {
+                wrong.extend(self.discontent().map(|why| ("L2", why)));
+                if wrong.is_empty() {
+                    let last = Instant::now().checked_sub(still).unwrap_or(healed).max(restless);
+                    return Ok(last.saturating_duration_since(healed));
+                }
+            }
+            if !self.violations()?.is_empty() {
+                return Ok(healed.elapsed());
             }
             if !wrong.is_empty() {
-                restless = Instant::now();
+                (restless, last) = (Instant::now(), wrong);
             }
             if Instant::now() > end {
-                let words: Vec<String> = wrong.into_iter().map(|(id, text)| format!("{id}: {text}")).collect();
+                let words: Vec<String> = last.into_iter().map(|(id, text)| format!("{id}: {text}")).collect();
                 anyhow::bail!("not quiet within {} s: {}", QUIET.as_secs(), words.join("; "));
             }
             std::thread::sleep(LOOK);
         }
+    }
+
+    /// What somebody waits for, as the leading controller says.
+    fn discontent(&self) -> Option<String> {
+        let nodes = self.site.nodes().into_iter().map(|n| format!("nodes/{n}"));
+        let machines = self.machines.iter().map(|m| format!("namespaces/{NS}/virtualmachines/{m}"));
+        nodes.chain(machines).find_map(|place| self.eyes.content(&place).err())
     }
 
     /// Every guest says its next number, and no number was left out or said again. How many guests there are.
@@ -221,13 +278,17 @@ impl Run {
         for guest in &guests {
             let log = self.site.console(&guest.node, &guest.pod);
             let mut first = None;
-            let count = wait::until(&format!("the next number of {}", guest.machine), COUNTS, || match guests::counted(&log) {
-                Ok(n) if *first.get_or_insert(n) < n => Ok(Ok(Ok(n))),
-                Ok(n) => Ok(Err(format!("{n}"))),
-                Err(why) if why.contains("followed") => Ok(Ok(Err(why))),
-                Err(why) => Ok(Err(why)),
-            })?;
-            let count = count.map_err(|why| anyhow::anyhow!("S17: the guest of {} was interrupted: {why}", guest.machine))?;
+            let count =
+                wait::until(&format!("the next number of {}", guest.machine), COUNTS, || {
+                    match guests::counted(&log) {
+                        Ok(n) if *first.get_or_insert(n) < n => Ok(Ok(Ok(n))),
+                        Ok(n) => Ok(Err(format!("{n}"))),
+                        Err(why) if why.contains("followed") => Ok(Ok(Err(why))),
+                        Err(why) => Ok(Err(why)),
+                    }
+                })?;
+            let count =
+                count.map_err(|why| anyhow::anyhow!("S17: the guest of {} was interrupted: {why}", guest.machine))?;
             let last = self.counts.insert(guest.pod.clone(), count).unwrap_or(0);
             ensure!(count > last, "S17: the guest of {} counts from the beginning: {last}, {count}", guest.machine);
         }
@@ -265,6 +326,30 @@ impl Run {
         let (code, said, errors) = self.site.cluster.virtfold(&["replay", &journals])?;
         ensure!(code == 0, "S9: virtfold replay ended with {code}: {said}{errors}");
         Ok(said.trim().to_owned())
+    }
+
+    /// What the journals tell of a machine is in order, and ends with what is the case.
+    fn history(&self, vm: &str) -> Result<()> {
+        let journals = self.site.cluster.data.join("journal").display().to_string();
+        let (code, said, errors) =
+            self.site.cluster.virtfold(&["explain", vm, "--journal", &journals, "-o", "json"])?;
+        ensure!(code == 0, "the history of {vm} cannot be told: {code} {said}{errors}");
+        let told: serde_json::Value = serde_json::from_str(&said)?;
+        let times = told["history"].as_array().map(|h| h.iter().filter_map(|e| e["time"].as_str()).collect::<Vec<_>>());
+        let times = times.unwrap_or_default();
+        ensure!(!times.is_empty() && times.is_sorted(), "the history of {vm} is not in order: {times:?}");
+        let name = vm.to_owned();
+        let status = self.witness.with(move |t| {
+            let vm = t.ghost.find(Res::Vm, NS, &name);
+            vm.map(|v| v.text("/status/printableStatus").to_owned())
+        })?;
+        let status = status.unwrap_or_default();
+        ensure!(
+            told["status"] == status.as_str(),
+            "the journals say that {vm} is {}, and it is {status}",
+            told["status"]
+        );
+        Ok(())
     }
 
     /// Puts aside what tells what happened.
@@ -309,7 +394,12 @@ pub fn percentile(values: &[f64], percent: usize) -> f64 {
 impl Report {
     /// For people.
     pub fn summary(&self) -> String {
-        let mut text = format!("{} rounds, {} violated, guests that counted on: {}\n", self.rounds, self.violations.len(), self.kept);
+        let mut text = format!(
+            "{} rounds, {} violated, guests that counted on: {}\n",
+            self.rounds,
+            self.violations.len(),
+            self.kept
+        );
         text += "seconds from the end of the fault until all was quiet:\n";
         text += &format!("{:<20} {:<10} {:>6} {:>7} {:>7} {:>7}\n", "fault", "ids", "rounds", "p50", "p95", "p99");
         let mut line = |name: &str, ids: &str, all: &[f64]| {

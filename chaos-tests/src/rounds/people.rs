@@ -37,6 +37,9 @@ pub enum Deed {
     Twice(String),
 }
 
+/// Ids of the fault catalogue that are deeds.
+pub const IDS: &str = "A16 C5 O2 O3 O4";
+
 impl fmt::Display for Deed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

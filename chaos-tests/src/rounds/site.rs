@@ -1,7 +1,7 @@
 //! The cluster that is hurt: `virtfold up` without a controller, and controllers beside it that lead by a Lease of two seconds and
 //! are started again when they end, as a Deployment would.
 
-use super::witness::Store;
+use super::{net::Proxy, witness::Store};
 use crate::e2e::{
     cluster::{Cluster, Options, virtfold},
     leaks, process, wait,
@@ -23,6 +23,8 @@ use std::{
 
 /// Who leads is silent for so long, and is replaced.
 pub const LEASE: Duration = Duration::from_secs(2);
+/// The variable that names the file with what is added to a clock.
+const CLOCK: &str = "VIRTFOLD_CLOCK";
 /// User of the controllers.
 const CONTROLLER: &str = "virtfold-controller";
 /// The cluster's own address, inside of its network.
@@ -41,20 +43,22 @@ pub struct Size {
     pub controllers: usize,
     /// MiB of the small disk in memory that holds the data folder; 0: an ordinary folder.
     pub disk: u64,
+    /// With a proxy between all parts.
+    pub proxy: bool,
 }
 
 /// One controller.
 struct Seat {
     command: Box<dyn Fn() -> Result<Command> + Send>,
     child: Option<Child>,
-    /// What is added to its command line.
-    extra: Vec<String>,
 }
 
 /// A cluster.
 pub struct Site {
     /// Its API server, etcd, gateway, nodes.
     pub cluster: Cluster,
+    /// What stands between all parts, where something does.
+    pub proxy: Option<Proxy>,
     nodes: u32,
     seats: Arc<Mutex<Vec<Seat>>>,
     over: Arc<AtomicBool>,
@@ -68,18 +72,29 @@ fn lock(seats: &Mutex<Vec<Seat>>) -> MutexGuard<'_, Vec<Seat>> {
 impl Site {
     /// Starts it and waits until nodes are ready and somebody can lead.
     pub fn start(size: &Size) -> Result<Self> {
-        let options =
-            Options { nodes: size.nodes, arguments: vec!["--no-controller".into()], environment: Vec::new() };
-        let cluster = Cluster::prepare(options)?;
+        let options = Options { nodes: size.nodes, arguments: vec!["--no-controller".into()], ..Options::default() };
+        let mut cluster = Cluster::prepare(options)?;
+        cluster.environ(CLOCK, &cluster.data.with_extension("agents.clock").display().to_string());
         if size.disk > 0 {
             let size = format!("size={}m,mode=0700", size.disk);
-            let made = Command::new("mount").args(["-t", "tmpfs", "-o", &size, "virtfold"]).arg(&cluster.data).output()?;
+            let made =
+                Command::new("mount").args(["-t", "tmpfs", "-o", &size, "virtfold"]).arg(&cluster.data).output()?;
             if !made.status.success() {
                 bail!("no disk in memory: {}", String::from_utf8_lossy(&made.stderr));
             }
         }
         cluster.up()?;
-        let site = Self { cluster, nodes: size.nodes, seats: Arc::default(), over: Arc::default(), keeper: None };
+        let mut site =
+            Self { cluster, proxy: None, nodes: size.nodes, seats: Arc::default(), over: Arc::default(), keeper: None };
+        if size.proxy {
+            site.proxy = Some(Proxy::start(&site.netns("cluster"), &site.cluster.data)?);
+            // What is connected already stays so; agents that are started again go through the proxy.
+            for node in site.nodes() {
+                process::destroy(site.cluster.agent_pid(&node)?)?;
+            }
+            site.cluster.wait_ready()?;
+        }
+        site.certify(None)?;
         for n in 0..size.controllers {
             let seat = site.seat(n)?;
             lock(&site.seats).push(seat);
@@ -91,15 +106,13 @@ impl Site {
         let data = &self.cluster.data;
         let pki = Pki::open(&data.join("pki"))?;
         let user = pki.client(CONTROLLER, None)?;
-        pki.component(CONTROLLER)?;
         let config = data.join(format!("controller-{n}.kubeconfig"));
         write_private(&config, kubeconfig(&format!("https://{INSIDE}:6443"), pki.ca(), &user).as_bytes())?;
-        let file = |ending: &str| data.join("pki").join(format!("component-{CONTROLLER}.{ending}"));
-        let (ca, cert, key) = (data.join("pki/ca.crt"), file("crt"), file("key"));
+        let (ca, (cert, key)) = (data.join("pki/ca.crt"), self.certificate());
         let journal = data.join("journal").join(format!("controller-{n}"));
         let log = self.log_of(n);
         let netns = format!("vf-{}-cluster", leaks::id_of(data));
-        let address = address(n);
+        let (address, clock) = (address(n), self.clock_of(n));
         let command = move || {
             let out = File::options().create(true).append(true).open(&log).context("open a controller's log")?;
             let mut command = Command::new("ip");
@@ -110,12 +123,41 @@ impl Site {
                 .args(["--ca".as_ref(), ca.as_os_str(), "--cert".as_ref(), cert.as_os_str()])
                 .args(["--key".as_ref(), key.as_os_str(), "--journal".as_ref(), journal.as_os_str()])
                 .args(["--listen", &address, "--lease-duration", &format!("{}s", LEASE.as_secs())])
+                .env(CLOCK, &clock)
                 .stdin(Stdio::null())
                 .stdout(out.try_clone()?)
                 .stderr(out);
             Ok(command)
         };
-        Ok(Seat { command: Box::new(command), child: None, extra: Vec::new() })
+        Ok(Seat { command: Box::new(command), child: None })
+    }
+
+    fn certificate(&self) -> (PathBuf, PathBuf) {
+        let file = |ending: &str| self.cluster.data.join(format!("controllers.{ending}"));
+        (file("crt"), file("key"))
+    }
+
+    /// Gives the controllers another certificate, that they read when they are started: one that ends after so long, or a good one.
+    pub fn certify(&self, life: Option<Duration>) -> Result<()> {
+        let pki = Pki::open(&self.cluster.data.join("pki"))?;
+        let identity = match life {
+            Some(life) => pki.brief(CONTROLLER, life)?,
+            None => pki.component(CONTROLLER)?,
+        };
+        let (cert, key) = self.certificate();
+        write_private(&key, identity.key.as_bytes())?;
+        write_private(&cert, identity.cert.as_bytes())?;
+        Ok(())
+    }
+
+    /// What is added to the clock of a controller is in this file.
+    pub fn clock_of(&self, n: usize) -> PathBuf {
+        self.cluster.data.with_extension(format!("controller-{n}.clock"))
+    }
+
+    /// The same of node agents, which read it when they are started.
+    pub fn clock_of_agents(&self) -> PathBuf {
+        self.cluster.data.with_extension("agents.clock")
     }
 
     /// Starts controllers that are not there, again and again.
@@ -125,7 +167,7 @@ impl Site {
             while !over.load(Ordering::Relaxed) {
                 for seat in lock(&seats).iter_mut() {
                     if seat.child.as_mut().is_none_or(|c| !matches!(c.try_wait(), Ok(None))) {
-                        seat.child = (seat.command)().and_then(|mut c| Ok(c.args(&seat.extra).spawn()?)).ok();
+                        seat.child = (seat.command)().and_then(|mut c| Ok(c.spawn()?)).ok();
                     }
                 }
                 std::thread::sleep(AGAIN);
@@ -222,7 +264,9 @@ impl Site {
         let data = &self.cluster.data;
         let mut all = vec![self.cluster.log(), data.join("virtfold.log"), data.join("etcd.log"), data.join("journal")];
         all.extend((0..self.controllers()).map(|n| self.log_of(n)));
-        all.extend(fs::read_dir(data.join("nodes")).into_iter().flatten().flatten().map(|e| e.path().join("agent.log")));
+        all.extend(
+            fs::read_dir(data.join("nodes")).into_iter().flatten().flatten().map(|e| e.path().join("agent.log")),
+        );
         all
     }
 }
@@ -230,8 +274,10 @@ impl Site {
 impl Drop for Site {
     fn drop(&mut self) {
         self.dismiss().ok();
+        fs::remove_file(self.clock_of_agents()).ok();
         for n in 0..self.controllers() {
             fs::remove_file(self.log_of(n)).ok();
+            fs::remove_file(self.clock_of(n)).ok();
         }
     }
 }

@@ -288,7 +288,8 @@ impl Truth {
         // As the holder says when it sent it, by the clock of this machine; the write itself may have been late.
         let said = lease.text("/spec/renewTime").parse::<jiff::Timestamp>().ok().filter(|_| !self.skewed);
         let at = said.map_or_else(now, |t| u64::try_from(t.as_millisecond()).unwrap_or(0));
-        let address = lease.value.pointer("/metadata/annotations").and_then(|a| a.get(api::names::ANN_CONTROLLER_ADDRESS));
+        let address =
+            lease.value.pointer("/metadata/annotations").and_then(|a| a.get(api::names::ANN_CONTROLLER_ADDRESS));
         let address = address.and_then(Value::as_str).unwrap_or_default().to_owned();
         if address != self.leader {
             self.say(|| format!("{} leads at {address}", lease.text("/spec/holderIdentity")));
@@ -342,7 +343,14 @@ impl Truth {
         let Some(seen) = self.ghost.history.get(&vmi).and_then(|h| h.last()) else { return };
         let (machine, node) = (seen.name().to_owned(), seen.text("/status/nodeName").to_owned());
         let Some(pod) = variable(launcher, "POD_UID") else { return };
-        let guest = Running { pid: key.0, launcher, vmi: vmi.clone(), pod: pod.clone(), machine: machine.clone(), node: node.clone() };
+        let guest = Running {
+            pid: key.0,
+            launcher,
+            vmi: vmi.clone(),
+            pod: pod.clone(),
+            machine: machine.clone(),
+            node: node.clone(),
+        };
         self.say(|| format!("a guest of {machine} runs as process {} in pod {pod} on {node}", key.0));
         self.running.insert(key, guest);
         self.ghost.told_to_start.insert(pod.clone());
@@ -356,7 +364,8 @@ impl Truth {
             let wished = versions.iter().any(|v| v.deleting());
             let pod = self.ghost.leaving.contains_key(&guest.pod);
             if !wished && !pod && !self.excused.contains(&guest.vmi) {
-                let text = format!("the guest of {} (process {}) was stopped, and nobody wished it", guest.machine, guest.pid);
+                let text =
+                    format!("the guest of {} (process {}) was stopped, and nobody wished it", guest.machine, guest.pid);
                 self.ghost.killed.push(text);
                 self.ghost.dirty = true;
             }
