@@ -200,7 +200,7 @@ fn main() -> Result<ExitCode> {
         Command::CrashPoints { scenario, point: _ } => Ok(crash_points(scenario)),
         Command::Exhaustive => Ok(exhaustive()),
         Command::Rounds(rounds) => rounds.execute(),
-        Command::Cluster(storm) => storm.execute(),
+        Command::Cluster(storm) => Ok(storm.execute()),
         Command::Proxy { data: _ } => chaos_tests::rounds::proxy::run().map(|()| ExitCode::SUCCESS),
         Command::Janitor { data } => {
             let mut sink = Vec::new();

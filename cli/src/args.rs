@@ -510,6 +510,9 @@ pub struct SimulateNodes {
     /// Where the agents keep what they must remember; without it a folder in memory that goes away
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
+    /// Write down what really happens in the launchers, as lines of JSON
+    #[arg(long, value_name = "FILE", hide = true)]
+    pub tell: Option<PathBuf>,
     /// Leave the Node objects at the end
     #[arg(long)]
     pub keep_nodes: bool,

@@ -1,8 +1,7 @@
 //! Leadership: one Lease, every acquisition a conditional write, the epoch its resourceVersion.
 //!
 //! *What it owns:* `spec` of the Lease. *Who else writes it:* another process that holds or takes it. *What may be lost:* the
-//! reply to our write; then the Lease is read, and the epoch is that read's resourceVersion if it names us (a process acquires
-//! at most once, so nobody else can have written our instance into it). *Why it is still safe if two believe to lead:* it
+//! reply to our write; then the Lease names us, and is written again, because it counts from a write that is answered. *Why it is still safe if two believe to lead:* it
 //! need not be exact; an agent accepts one epoch only, and a start is authorised by the VMI (`ARCHITECTURE.md`).
 //!
 //! Others' `renewTime` is only compared with itself: a Lease that did not change for its duration, by our own clock, is free.
@@ -117,22 +116,19 @@ pub async fn acquire(client: &Client, config: LeaseConfig, instance: LeaderInsta
     let api: Api<Lease> = Api::namespaced(client.clone(), &config.namespace);
     // (resourceVersion, since when we see it)
     let mut seen: Option<(String, Instant)> = None;
-    // Since when a write of ours may have been done whose answer was lost: the Lease counts from there.
-    let mut unsure: Option<Instant> = None;
     loop {
         let asked = Instant::now();
         match try_acquire(&api, &config, &instance, &mut seen).await {
             Ok(Some(lease)) => {
                 let version = lease.metadata.resource_version.as_deref().and_then(|v| v.parse().ok());
                 let epoch = Epoch(version.ok_or_else(|| LeaseError::Version(config.name.clone()))?);
-                let until = tokio::sync::watch::Sender::new(unsure.unwrap_or(asked) + config.duration);
+                let until = tokio::sync::watch::Sender::new(asked + config.duration);
                 tracing::info!(%epoch, %instance, "leading");
                 let lease = Arc::new(Mutex::new(lease));
                 return Ok(Leadership { api, config, lease, epoch, instance, until });
             }
             Ok(None) => {}
             Err(error) => {
-                unsure.get_or_insert(asked);
                 tracing::warn!(%error, lease = config.name, "cannot take the lease yet");
             }
         }
@@ -173,10 +169,8 @@ async fn try_acquire(
         return settle(api, instance, api.create(&PostParams::default(), &lease).await).await;
     };
     let held = lease.spec.as_ref().and_then(|s| s.holder_identity.as_deref()).unwrap_or_default();
-    if held == instance.as_str() {
-        // The reply to our own write was lost.
-        return Ok(Some(lease));
-    }
+    // The reply to a write of ours was lost. Nobody knows when it was done; it counts from one that is answered.
+    let ours = held == instance.as_str();
     let version = lease.metadata.resource_version.clone().unwrap_or_default();
     let since = match seen {
         Some((v, since)) if *v == version => *since,
@@ -184,11 +178,11 @@ async fn try_acquire(
     };
     let duration = lease.spec.as_ref().and_then(|s| s.lease_duration_seconds).unwrap_or(0);
     let duration = Duration::from_secs(u64::try_from(duration).unwrap_or(0)).max(config.duration);
-    if !held.is_empty() && !config.exclusive && since.elapsed() < duration {
+    if !held.is_empty() && !ours && !config.exclusive && since.elapsed() < duration {
         return Ok(None);
     }
     let transitions = lease.spec.as_ref().and_then(|s| s.lease_transitions).unwrap_or(0);
-    lease.spec = Some(mine(transitions.saturating_add(1)));
+    lease.spec = Some(mine(transitions.saturating_add(i32::from(!ours))));
     lease.metadata.annotations = placed(lease.metadata.annotations.unwrap_or_default());
     settle(api, instance, api.replace(&config.name, &PostParams::default(), &lease).await).await
 }
@@ -307,6 +301,35 @@ mod tests {
     };
     use std::sync::atomic::{AtomicU32, Ordering};
     use tower::Service;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_failed_before_it_was_acquired_does_not_count_against_it() {
+        let server = ApiServer::new(Arc::new(Memory::new()), Config::default()).await.unwrap();
+        let asked = Arc::new(AtomicU32::new(0));
+        let count = asked.clone();
+        // For a while nobody answers, and the answer to the write that is done at last is lost, too.
+        let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+            let (mut server, count) = (server.service(User::system("test")), count.clone());
+            async move {
+                let away = count.fetch_add(1, Ordering::Relaxed) < 30;
+                let lost = request.method() == http::Method::POST;
+                if away {
+                    return Err("nobody is there".into());
+                }
+                let answer = server.call(request).await?;
+                if lost { Err("the answer is lost".into()) } else { Ok::<_, tower::BoxError>(answer) }
+            }
+        });
+        let config = LeaseConfig { namespace: "default".into(), ..LeaseConfig::default() };
+        let client = Client::new(service, "default");
+        let leadership = acquire(&client, config, LeaderInstance("a".into())).await.unwrap();
+        assert!(asked.load(Ordering::Relaxed) > 31);
+        assert!(*leadership.until.borrow() > Instant::now() + Duration::from_secs(14));
+        tokio::select! {
+            lost = leadership.keep() => panic!("{lost}"),
+            () = tokio::time::sleep(Duration::from_secs(60)) => {}
+        }
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_renewal_that_nobody_answers_does_not_cost_the_lease() {

@@ -33,6 +33,9 @@ pub struct Rounds {
     /// MiB of a small disk in memory that holds the cluster's data; 0: an ordinary folder
     #[arg(long, default_value_t = 0, value_name = "MIB")]
     disk: u64,
+    /// On a real kube-apiserver (target/go) with modelled nodes and guests
+    #[arg(long, conflicts_with = "disk")]
+    kubernetes: bool,
     /// Minutes after which no round begins
     #[arg(long, default_value_t = 120, value_name = "MINUTES")]
     minutes: u64,
@@ -66,7 +69,10 @@ impl Rounds {
             return Ok(ExitCode::SUCCESS);
         }
         // Only a small disk is filled.
-        let default = Fault::ALL.iter().copied().filter(|f| *f != Fault::FillDisk || self.disk > 0).collect();
+        let fits = |f: &Fault| {
+            if self.kubernetes { f.foreign() } else { f.own() && (*f != Fault::FillDisk || self.disk > 0) }
+        };
+        let default = Fault::ALL.iter().copied().filter(fits).collect();
         let options = Options {
             rounds: self.rounds,
             seed: self.seed,
@@ -75,6 +81,7 @@ impl Rounds {
             nodes: self.nodes,
             controllers: self.controllers.into(),
             disk: self.disk,
+            kubernetes: self.kubernetes,
             limit: Duration::from_secs(self.minutes * 60),
             evidence: std::path::absolute(self.evidence)?,
         };

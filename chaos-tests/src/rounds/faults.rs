@@ -4,7 +4,7 @@ use super::{
     net::{self, Way},
     people::random_guest,
     proxy::Mode,
-    site::{LEASE, Site},
+    site::{LEASE, Plane, Site},
     witness::{Running, Witness},
 };
 use crate::e2e::{console::Console, process, wait};
@@ -84,6 +84,8 @@ faults! {
     JumpAgents "jump-agents" "N13 C8" "the agents' clocks are off by ten minutes, which they find at their start; then they are right again",
     ExpireCertificates "expire-certificates" "G5" "the controllers' certificates end while an agent has to be dialled anew; then there are new ones",
     Descriptors "no-descriptors" "C9" "the leading controller, or an agent, can open nothing any more for a while",
+    KillGateway "kill-gateway" "A12" "SIGKILL to the gateway of a kube-apiserver (--kubernetes): no webhook answers",
+    PauseGateway "pause-gateway" "A12" "SIGSTOP to that gateway: webhooks and verbs hang",
     PowerCut "power-cut" "O5 N7" "SIGKILL to everything, launchers and guests too; then it is started again",
 }
 
@@ -93,10 +95,6 @@ pub const LEFT_OUT: &[(&str, &str)] = &[
     ("A3", "there is one API server: nothing that is behind could answer"),
     ("A4 A5 A14 A15", "what one request or one event meets is drawn in layers 1 and 2"),
     ("A6 A13", "refusals of single verbs are drawn in layers 1 and 2"),
-    (
-        "A12",
-        "the gateway is in the API server's process here; a real kube-apiserver's tests have its death and its certificates",
-    ),
     ("C2", "replay is a program of its own; what a journal has lost is counted by its readers' tests"),
     ("C7", "there is one version yet"),
     ("C10", "no early time-outs or small queues are built into the binary"),
@@ -143,7 +141,7 @@ impl Scene<'_> {
 
     fn agent(&mut self) -> Result<(String, i32)> {
         let node = self.node()?;
-        let pid = self.site.cluster.agent_pid(&node)?;
+        let pid = self.site.own()?.agent_pid(&node)?;
         Ok((node, pid))
     }
 
@@ -196,30 +194,41 @@ impl Scene<'_> {
             Fault::WipeAgent => {
                 let (node, pid) = self.agent()?;
                 process::destroy(pid)?;
-                fs::remove_dir_all(self.site.cluster.data.join("nodes").join(&node).join("state")).context("wipe")?;
+                fs::remove_dir_all(self.site.data().join("nodes").join(&node).join("state")).context("wipe")?;
                 node
             }
             Fault::PauseAgent => {
-                let (node, pid) = self.agent()?;
+                let (node, pid) = match &self.site.plane {
+                    Plane::Own(_) => self.agent()?,
+                    Plane::Foreign(f) => ("all nodes".into(), f.nodes.pid()),
+                };
                 let time = longer + self.seconds(0, 6);
                 self.paused(&[pid], time)?;
                 format!("{node} for {:.1} s", time.as_secs_f64())
             }
             Fault::KillServer => {
-                self.site.cluster.kill_up()?;
+                if let Plane::Foreign(f) = &self.site.plane {
+                    process::signal(f.k.server.pid(), Signal::SIGKILL)?;
+                    return Ok("kube-apiserver".into());
+                }
+                self.site.own()?.kill_up()?;
                 sleep(self.seconds(0, 3));
-                self.site.cluster.up()?;
+                self.site.own()?.up()?;
                 String::new()
             }
             Fault::EndServer => {
-                let code = self.site.cluster.terminate(Duration::from_secs(60))?;
+                let code = self.site.own()?.terminate(Duration::from_secs(60))?;
                 anyhow::ensure!(code == Some(0), "virtfold up ended with {code:?}");
-                self.site.cluster.up()?;
+                self.site.own()?.up()?;
                 String::new()
             }
             Fault::PauseServer => {
                 let time = longer + self.seconds(0, 5);
-                self.paused(&[self.site.cluster.up_pid()?], time)?;
+                let pid = match &self.site.plane {
+                    Plane::Own(cluster) => cluster.up_pid()?,
+                    Plane::Foreign(f) => f.k.server.pid(),
+                };
+                self.paused(&[pid], time)?;
                 format!("for {:.1} s", time.as_secs_f64())
             }
             Fault::KillEtcd => {
@@ -253,7 +262,7 @@ impl Scene<'_> {
             }
             Fault::PowerOff => {
                 let guest = self.victim()?;
-                let mut console = Console::attach(&self.site.cluster, &guest.machine)?;
+                let mut console = Console::attach(self.site.own()?, &guest.machine)?;
                 console.login()?;
                 console.send("poweroff\r")?;
                 wait::until("the end of the guest", OFF, || {
@@ -263,13 +272,13 @@ impl Scene<'_> {
             }
             Fault::KillPlane => {
                 let mut all = self.controllers();
-                all.extend(self.site.nodes().iter().filter_map(|n| self.site.cluster.agent_pid(n).ok()));
+                all.extend(self.site.nodes().iter().filter_map(|n| self.site.own().ok()?.agent_pid(n).ok()));
                 all.push(self.site.etcd()?);
                 // The API server first: it would start the others again.
-                self.site.cluster.kill_up()?;
+                self.site.own()?.kill_up()?;
                 all.iter().try_for_each(|pid| process::signal(*pid, Signal::SIGKILL))?;
                 sleep(self.seconds(0, 3));
-                self.site.cluster.up()?;
+                self.site.own()?.up()?;
                 String::new()
             }
             Fault::SlowNet
@@ -304,7 +313,7 @@ impl Scene<'_> {
                 format!("{node} for {:.1} s", time.as_secs_f64())
             }
             Fault::FillDisk => {
-                let (ballast, time) = (self.site.cluster.data.join("ballast"), self.seconds(3, 10));
+                let (ballast, time) = (self.site.data().join("ballast"), self.seconds(3, 10));
                 let written = fill(&ballast);
                 sleep(time);
                 fs::remove_file(&ballast).context("remove the ballast")?;
@@ -325,7 +334,7 @@ impl Scene<'_> {
                 let seconds: i64 = if self.dice.chance(500) { 600 } else { -600 };
                 let agents = |scene: &Self| -> Result<()> {
                     let nodes = scene.site.nodes();
-                    let pids = nodes.iter().filter_map(|n| scene.site.cluster.agent_pid(n).ok());
+                    let pids = nodes.iter().filter_map(|n| scene.site.own().ok()?.agent_pid(n).ok());
                     pids.into_iter().try_for_each(process::destroy)
                 };
                 fs::write(self.site.clock_of_agents(), (seconds * 1000).to_string())?;
@@ -357,12 +366,27 @@ impl Scene<'_> {
                 };
                 let time = self.seconds(3, 8);
                 let open = fs::read_dir(format!("/proc/{pid}/fd")).map(Iterator::count).context("count descriptors")?;
+                let text = fs::read_to_string(format!("/proc/{pid}/limits")).context("read the limits")?;
+                let line = text.lines().find_map(|l| l.strip_prefix("Max open files")).context("no limit of files")?;
+                let before = line.split_whitespace().next().context("no limit of files")?;
                 limit(pid, &open.to_string())?;
                 sleep(time);
                 if process::alive(pid) {
-                    limit(pid, "65536")?;
+                    limit(pid, before)?;
                 }
                 format!("{who} for {:.1} s", time.as_secs_f64())
+            }
+            Fault::KillGateway | Fault::PauseGateway => {
+                let Plane::Foreign(f) = &self.site.plane else {
+                    anyhow::bail!("this gateway is no process of its own")
+                };
+                if fault == Fault::KillGateway {
+                    process::signal(f.gateway.pid(), Signal::SIGKILL)?;
+                    return Ok(String::new());
+                }
+                let time = self.seconds(3, 12);
+                self.paused(&[f.gateway.pid()], time)?;
+                format!("for {:.1} s", time.as_secs_f64())
             }
             Fault::PowerCut => {
                 let guests: Vec<Running> = self.witness.with(|t| {
@@ -372,14 +396,14 @@ impl Scene<'_> {
                     t.excused.extend(launchers);
                     guests
                 })?;
-                self.site.cluster.kill_up()?;
+                self.site.own()?.kill_up()?;
                 let mut all = self.controllers();
-                all.extend(self.site.nodes().iter().filter_map(|n| self.site.cluster.agent_pid(n).ok()));
+                all.extend(self.site.nodes().iter().filter_map(|n| self.site.own().ok()?.agent_pid(n).ok()));
                 all.push(self.site.etcd()?);
                 all.extend(guests.iter().flat_map(|g| [g.launcher, g.pid]));
                 all.iter().try_for_each(|pid| process::signal(*pid, Signal::SIGKILL))?;
                 sleep(self.seconds(0, 3));
-                self.site.cluster.up()?;
+                self.site.own()?.up()?;
                 format!("{} guests", guests.len())
             }
         })
@@ -407,6 +431,30 @@ fn limit(pid: i32, most: &str) -> Result<()> {
 }
 
 impl Fault {
+    /// It can be done to a kube-apiserver with modelled nodes.
+    pub fn foreign(self) -> bool {
+        matches!(
+            self,
+            Self::KillLeader
+                | Self::KillControllers
+                | Self::PauseLeader
+                | Self::PauseControllers
+                | Self::PauseAgent
+                | Self::KillServer
+                | Self::PauseServer
+                | Self::KillEtcd
+                | Self::PauseEtcd
+                | Self::JumpController
+                | Self::KillGateway
+                | Self::PauseGateway
+        )
+    }
+
+    /// It can be done to a cluster of our own with guests under QEMU.
+    pub fn own(self) -> bool {
+        !matches!(self, Self::KillGateway | Self::PauseGateway)
+    }
+
     /// What the proxy does for it.
     pub fn through_proxy(self) -> Option<Mode> {
         Some(match self {

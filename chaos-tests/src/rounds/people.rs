@@ -2,9 +2,9 @@
 
 use super::{
     guests,
+    site::Site,
     witness::{Running, Witness},
 };
-use crate::e2e::cluster::Cluster;
 use crate::world::{dice::Dice, server::Res, users::NS};
 use anyhow::{Context, Result};
 use std::{
@@ -79,20 +79,20 @@ impl Deed {
     }
 
     /// Does it; what became of it, where it was not taken.
-    pub fn carry_out(&self, cluster: &Cluster, witness: &Witness) -> Result<(), String> {
+    pub fn carry_out(&self, site: &Site, witness: &Witness) -> Result<(), String> {
         match self {
             Self::Nothing => Ok(()),
-            Self::Restart(vm) => insist(|| said(cluster.virtfold(&["restart", vm]))),
+            Self::Restart(vm) => insist(|| said(site.virtfold(&["restart", vm]))),
             Self::StopStart(vm) => {
-                insist(|| said(cluster.virtfold(&["stop", vm])))?;
-                insist(|| said(cluster.virtfold(&["start", vm])))
+                insist(|| said(site.virtfold(&["stop", vm])))?;
+                insist(|| said(site.virtfold(&["start", vm])))
             }
             Self::Recreate(vm) => {
-                insist(|| said(cluster.kubectl(&["delete", "vm", vm, "--wait=false", "--ignore-not-found"])))?;
-                create(cluster, vm)
+                insist(|| said(site.kubectl().kubectl(&["delete", "vm", vm, "--wait=false", "--ignore-not-found"])))?;
+                create(site, vm)
             }
             Self::DeleteInstance(vm) => {
-                insist(|| said(cluster.kubectl(&["delete", "vmi", vm, "--wait=false", "--ignore-not-found"])))
+                insist(|| said(site.kubectl().kubectl(&["delete", "vmi", vm, "--wait=false", "--ignore-not-found"])))
             }
             Self::DeletePod(vm) => {
                 let machine = vm.clone();
@@ -102,25 +102,25 @@ impl Deed {
                     pods.map(|p| p.name().to_owned())
                 });
                 let Some(pod) = pod.map_err(|e| e.to_string())? else { return Err("it has no pod".into()) };
-                insist(|| said(cluster.kubectl(&["delete", "pod", &pod, "--wait=false", "--ignore-not-found"])))
+                insist(|| said(site.kubectl().kubectl(&["delete", "pod", &pod, "--wait=false", "--ignore-not-found"])))
             }
             Self::Twice(vm) => {
                 let (a, b) = std::thread::scope(|scope| {
-                    let other = scope.spawn(|| said(cluster.virtfold(&["restart", vm])));
-                    let one = said(cluster.virtfold(&["restart", vm]));
+                    let other = scope.spawn(|| said(site.virtfold(&["restart", vm])));
+                    let one = said(site.virtfold(&["restart", vm]));
                     (one, other.join().unwrap_or_else(|_| Err("it was not asked".into())))
                 });
                 // One of them may be refused, because the other is not carried out yet.
-                a.or(b).or_else(|_| insist(|| said(cluster.virtfold(&["restart", vm]))))
+                a.or(b).or_else(|_| insist(|| said(site.virtfold(&["restart", vm]))))
             }
         }
     }
 }
 
 /// Makes a machine; one of its name may still be on its way out.
-pub fn create(cluster: &Cluster, vm: &str) -> Result<(), String> {
+pub fn create(site: &Site, vm: &str) -> Result<(), String> {
     let text = guests::machine(vm).text();
-    insist(|| said(cluster.feed(&["create"], &text)))
+    insist(|| said(site.kubectl().feed(&["create"], &text)))
 }
 
 fn said(done: Result<(i32, String, String)>) -> Result<(), String> {

@@ -4,7 +4,7 @@
 use crate::e2e::process::{self, Process};
 use crate::world::{
     Violation,
-    ghost::{Author, Executing, Ghost},
+    ghost::{Author, Begun, Executing, Ghost},
     invariants::{Quiet, SAFETY, unrest},
     server::{Commit, Res, Seen},
     told::{LEASE, Office},
@@ -14,10 +14,14 @@ use anyhow::{Context, Result};
 use embedded::procs::ProcessId;
 use embedded::storage::{Change, Etcd, Kv, RangeQuery, Revision, Storage, WatchItem};
 use futures::StreamExt;
+use serde::Deserialize;
 use serde_json::Value;
+use state::{Epoch, NodeName, PodUid, domain::InstructKind};
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
+    fs::{self, File},
+    io::Read,
+    path::PathBuf,
     rc::Rc,
     sync::mpsc::sync_channel,
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -44,6 +48,8 @@ pub struct Store {
     pub endpoint: String,
     /// Of a kube-apiserver: its keys differ from ours.
     pub foreign: bool,
+    /// Where it is written down what happens in modelled launchers, which are no processes.
+    pub told: Option<PathBuf>,
 }
 
 impl Store {
@@ -80,6 +86,27 @@ pub struct Running {
     pub node: String,
 }
 
+/// A line of what happens in modelled launchers.
+#[derive(Debug, Clone, Deserialize)]
+struct Told {
+    what: String,
+    node: String,
+    pod: String,
+    vmi: String,
+    namespace: String,
+    machine: String,
+    more: Option<Begin>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+struct Begin {
+    launcher: String,
+    kind: Option<String>,
+    id: String,
+    version: String,
+    epoch: u64,
+}
+
 /// What is known of a cluster.
 #[derive(Default)]
 pub struct Truth {
@@ -102,6 +129,11 @@ pub struct Truth {
     office: Office,
     known: BTreeMap<String, Rc<Seen>>,
     ended: Vec<Running>,
+    /// What is said of modelled launchers, and a line of it that is not whole yet.
+    told: Option<(File, String)>,
+    /// Instructions that began, until the store's version is seen that they name.
+    began: Vec<Told>,
+    modelled: u64,
     story: Vec<String>,
 }
 
@@ -130,6 +162,10 @@ impl Witness {
 
 async fn watch(store: Store, mut todo: UnboundedReceiver<Job>) {
     let mut truth = Truth::default();
+    if let Some(path) = &store.told {
+        // It is there before anybody is told to write to it.
+        truth.told = File::open(path).ok().map(|file| (file, String::new()));
+    }
     let mut look = tokio::time::interval(LOOK);
     look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut began = false;
@@ -300,6 +336,9 @@ impl Truth {
 
     /// Looks which guests run.
     pub fn look(&mut self) {
+        if self.told.is_some() {
+            return self.listen();
+        }
         let all = process::all();
         let of: BTreeMap<i32, &Process> = all.iter().map(|p| (p.pid, p)).collect();
         let launcher = |p: &Process| {
@@ -339,10 +378,68 @@ impl Truth {
         }
     }
 
+    /// Reads on in what is said of modelled launchers.
+    fn listen(&mut self) {
+        let Some((file, rest)) = &mut self.told else { return };
+        if let Err(error) = file.read_to_string(rest) {
+            let text = format!("what happens in launchers cannot be read: {error}");
+            return self.violated("S1", text);
+        }
+        let whole = rest.rfind('\n').map_or(0, |n| n + 1);
+        let lines: String = rest.drain(..whole).collect();
+        for line in lines.lines() {
+            match serde_json::from_str::<Told>(line) {
+                Ok(told) => self.hear(told),
+                Err(error) => self.violated("S1", format!("what happens in launchers cannot be read: {error}: {line}")),
+            }
+        }
+        // An instruction is judged by the version that it names, once that is seen.
+        let seen = u64::try_from(self.revision).unwrap_or(0);
+        let named = |t: &Told| t.more.as_ref().and_then(|m| m.version.parse::<u64>().ok()).unwrap_or(0);
+        let (ripe, rest) = std::mem::take(&mut self.began).into_iter().partition(|t| named(t) <= seen);
+        self.began = rest;
+        for told in Vec::<Told>::into_iter(ripe) {
+            let version = named(&told);
+            let Some(more) = &told.more else { continue };
+            let kind = match more.kind.as_deref() {
+                Some("Start") => InstructKind::Start,
+                Some("Shutdown") => InstructKind::Shutdown,
+                Some("Kill") => InstructKind::Kill,
+                Some("Pause") => InstructKind::Pause,
+                _ => InstructKind::Resume,
+            };
+            let begun = Begun { id: &more.id, kind, vmi: &told.vmi, version };
+            let (node, pod) = (NodeName::from(told.node.as_str()), PodUid(told.pod.clone()));
+            self.ghost.begins(&node, &pod, &more.launcher, &begun);
+            self.ghost.admitted(&told.node, Epoch(more.epoch), false);
+        }
+    }
+
+    fn hear(&mut self, told: Told) {
+        match told.what.as_str() {
+            "executes" => {
+                self.modelled += 1;
+                let (node, pod, machine) = (told.node.clone(), told.pod.clone(), told.machine.clone());
+                let guest = Running { pid: 0, launcher: 0, vmi: told.vmi.clone(), pod, machine, node };
+                self.say(|| format!("a guest of {} runs in pod {} on {}", guest.machine, guest.pod, guest.node));
+                self.running.insert((0, self.modelled), guest);
+                let machine = format!("{}/{}", told.namespace, told.machine);
+                self.ghost.executes(&told.vmi, Executing { node: told.node, pod: told.pod, machine });
+            }
+            "ended" => {
+                self.say(|| format!("the guest of {} in pod {} ends", told.machine, told.pod));
+                self.ghost.ended(&told.node, &told.pod);
+                let key = self.running.iter().find(|(_, g)| g.pod == told.pod).map(|(k, _)| *k);
+                self.ended.extend(key.and_then(|k| self.running.remove(&k)));
+            }
+            _ => self.began.push(told),
+        }
+    }
+
     fn began(&mut self, key: (i32, u64), launcher: i32, vmi: String) {
         let Some(seen) = self.ghost.history.get(&vmi).and_then(|h| h.last()) else { return };
         let (machine, node) = (seen.name().to_owned(), seen.text("/status/nodeName").to_owned());
-        let Some(pod) = variable(launcher, "POD_UID") else { return };
+        let Some(pod) = variable(launcher, "POD_UID").filter(|_| !node.is_empty()) else { return };
         let guest = Running {
             pid: key.0,
             launcher,
@@ -395,7 +492,9 @@ impl Truth {
             }
         }
         for vmi in ghost.all(Res::Vmi).filter(|v| v.text("/status/phase") == "Running") {
-            let count = self.launchers.values().filter(|l| *l == vmi.uid()).count();
+            // Modelled launchers are no processes.
+            let count =
+                if self.told.is_some() { 1 } else { self.launchers.values().filter(|l| *l == vmi.uid()).count() };
             if count != 1 {
                 wrong.push(("S4", format!("instance {} has {count} launcher processes", vmi.name())));
             }
@@ -421,4 +520,63 @@ fn variable(pid: i32, name: &str) -> Option<String> {
     let text = fs::read(format!("/proc/{pid}/environ")).ok()?;
     let start = format!("{name}=");
     text.split(|b| *b == 0).map(String::from_utf8_lossy).find_map(|v| v.strip_prefix(&start).map(str::to_owned))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use serde_json::json;
+
+    fn seen(res: Res, fields: &Value) -> Rc<Seen> {
+        let object = json!({"metadata": {"name": "a", "managedFields": fields}});
+        Seen::read(res, 1, object.to_string().as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn who_wrote_is_read_from_the_fields_managers() {
+        let by = |manager: &str, time: u32| json!({"manager": manager, "time": time});
+        let before = seen(Res::Vmi, &json!([by("virtfold-controller", 1)]));
+        let meddled = seen(Res::Vmi, &json!([by("virtfold-controller", 1), by("kubectl", 2)]));
+        assert_eq!(author(Some(&before), &meddled), Author::Other);
+        let written = seen(Res::Vmi, &json!([by("virtfold-controller", 2), by("kubectl", 2)]));
+        assert_eq!(author(Some(&meddled), &written), Author::Controller);
+        let agent = seen(Res::Vmi, &json!([by("virtfold-controller", 2), by("virtfold-node-agent", 3)]));
+        assert_eq!(author(Some(&written), &agent), Author::Agent);
+        // The same fields within one second: nobody else can be told from the owner.
+        assert_eq!(author(Some(&written), &written), Author::Controller);
+        let pod = seen(Res::Pod, &json!([by("virtfold-controller", 1)]));
+        assert_eq!(author(Some(&pod), &pod), Author::Other);
+    }
+
+    #[test]
+    fn a_guest_that_nobody_stopped_and_one_that_runs_twice_are_seen() {
+        let store = Store { endpoint: String::new(), foreign: false, told: None };
+        let vmi = |uid: &str| json!({"metadata": {"name": uid, "namespace": NS, "uid": uid}}).to_string();
+        let guest = |pid: i32, vmi: &str| Running {
+            pid,
+            launcher: 1,
+            vmi: vmi.into(),
+            pod: format!("pod-{pid}"),
+            machine: vmi.into(),
+            node: "n".into(),
+        };
+        let mut truth = Truth::default();
+        for uid in ["hurt", "left-alone"] {
+            let key = Res::Vmi.resource().key(NS, uid);
+            truth.changed(&store, Change { key, value: Some(vmi(uid).into()), previous: None, revision: 1 });
+        }
+        truth.excused.insert("hurt".into());
+        truth.ended = vec![guest(7, "hurt"), guest(8, "left-alone")];
+        truth.stopped_by_nobody();
+        let found: Vec<(&str, bool)> =
+            truth.violations.iter().map(|v| (v.check, v.text.contains("left-alone"))).collect();
+        assert_eq!(found, [("S17", true)]);
+        for pid in [9, 10] {
+            let running = Executing { node: "n".into(), pod: format!("pod-{pid}"), machine: "default/hurt".into() };
+            truth.ghost.executes("hurt", running);
+        }
+        truth.judge();
+        assert!(truth.violations.iter().any(|v| v.check == "S1"), "{:?}", truth.violations);
+    }
 }
