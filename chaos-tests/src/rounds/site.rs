@@ -370,7 +370,13 @@ impl Site {
                 all.extend(nodes.map(|e| e.path().join("agent.log")));
             }
             Plane::Foreign(f) => {
-                let logs = ["kube-apiserver.log", "gateway.log", "simulate-nodes.log", "etcd.log"];
+                let logs = [
+                    "kube-apiserver.log",
+                    "kube-controller-manager.log",
+                    "gateway.log",
+                    "simulate-nodes.log",
+                    "etcd.log",
+                ];
                 all.extend(logs.map(|name| data.join(name)));
                 all.push(f.told.clone());
             }

@@ -124,6 +124,8 @@ pub struct Truth {
     pub leader: String,
     /// The clocks of controllers are not the machine's: what they write of time is not compared.
     pub skewed: bool,
+    /// Somebody else's collector works here.
+    foreign: bool,
     /// Newest version that was seen.
     pub revision: Revision,
     office: Office,
@@ -161,7 +163,7 @@ impl Witness {
 }
 
 async fn watch(store: Store, mut todo: UnboundedReceiver<Job>) {
-    let mut truth = Truth::default();
+    let mut truth = Truth { foreign: store.foreign, ..Truth::default() };
     if let Some(path) = &store.told {
         // It is there before anybody is told to write to it.
         truth.told = File::open(path).ok().map(|file| (file, String::new()));
@@ -481,6 +483,9 @@ impl Truth {
         // A minute without writes is waited for once, at the end of a run.
         let mut wrong = unrest(&quiet);
         wrong.retain(|(id, _)| *id != "Q2");
+        // kube-controller-manager never misses an owner that was deleted and made again under its name while it did not watch: what that owner
+        // left stays. It is not ours to hide where our own collector works.
+        wrong.retain(|(id, text)| !(self.foreign && *id == "S22" && text.starts_with("revision")));
         let present = |vmi: &String| ghost.present.contains_key(vmi);
         for (pid, vmi) in self.launchers.iter().filter(|(_, vmi)| !present(vmi)) {
             wrong.push(("S22", format!("launcher {pid} of instance {vmi}, which is gone")));
