@@ -83,6 +83,16 @@ enum Command {
     },
     /// Loses each event of the controllers' watches once in each canonical scenario, and does all pairs of operations at once.
     Exhaustive,
+    /// Hurts real processes (layer 3): rounds of one fault each on a cluster of real binaries, etcd and guests that count aloud.
+    Rounds(chaos_tests::rounds::command::Rounds),
+    /// Hurts a cluster that you have, by its API alone, in a namespace of its own.
+    Cluster(chaos_tests::storm::Storm),
+    /// Stands between the parts of a cluster (see `rounds`), and does what its standard input says.
+    #[command(hide = true)]
+    Proxy {
+        /// Data folder of the cluster.
+        data: PathBuf,
+    },
     /// Waits until its standard input ends, which happens when the test program that started it is gone in whatever way, and
     /// then takes down the cluster with this data folder.
     #[command(hide = true)]
@@ -197,6 +207,9 @@ fn main() -> Result<ExitCode> {
         }
         Command::CrashPoints { scenario, point: _ } => Ok(crash_points(scenario)),
         Command::Exhaustive => Ok(exhaustive()),
+        Command::Rounds(rounds) => rounds.execute(),
+        Command::Cluster(storm) => Ok(storm.execute()),
+        Command::Proxy { data: _ } => chaos_tests::rounds::proxy::run().map(|()| ExitCode::SUCCESS),
         Command::Janitor { data } => {
             let mut sink = Vec::new();
             std::io::stdin().read_to_end(&mut sink).context("reading standard input")?;

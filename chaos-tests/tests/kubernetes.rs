@@ -226,14 +226,14 @@ fn another_controller_takes_over_and_a_vm_starts_once() -> Result<()> {
     let (amid, amid_trace) = traced("amid")?;
     let (meanwhile, meanwhile_trace) = traced("meanwhile")?;
     k.apply(&amid)?;
-    process::signal(first.pid, Signal::SIGSTOP)?;
+    process::signal(first.pid(), Signal::SIGSTOP)?;
     k.apply(&meanwhile)?;
     let two = leader(&k, &one).with_context(said)?;
     for name in ["amid", "meanwhile"] {
         phase(&k, name, "Running").with_context(said)?;
     }
     let before = uids(&k)?;
-    process::signal(first.pid, Signal::SIGCONT)?;
+    process::signal(first.pid(), Signal::SIGCONT)?;
     wait::until("the end of the one who woke", LONG, || {
         Ok(first.check().err().map(|ended| format!("{ended:#}")).ok_or_else(|| first.log_tail()))
     })
@@ -255,7 +255,7 @@ fn another_controller_takes_over_and_a_vm_starts_once() -> Result<()> {
 
     // Killed, and not missed for long.
     let third = k.controller("third")?;
-    process::signal(second.pid, Signal::SIGKILL)?;
+    process::signal(second.pid(), Signal::SIGKILL)?;
     k.apply(&manifest::vm("late").text())?;
     leader(&k, &two).with_context(|| third.log_tail())?;
     phase(&k, "late", "Running").with_context(|| third.log_tail())?;

@@ -9,6 +9,7 @@ mod guest;
 mod harness;
 mod kubernetes;
 mod manifests;
+mod rounds;
 #[cfg(feature = "sim")]
 mod sim;
 mod tidy;

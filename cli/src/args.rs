@@ -140,6 +140,9 @@ pub struct Up {
     /// At the end, stop the guests and take everything down as `down` does
     #[arg(long)]
     pub stop_guests: bool,
+    /// Run no controller: a `virtfold controller` beside it does, in the cluster's network
+    #[arg(long, hide = true, conflicts_with = "kubeconfig")]
+    pub no_controller: bool,
     /// Emulate the processors of guests even where hardware could run them
     #[arg(long)]
     pub use_emulation: bool,
@@ -474,6 +477,9 @@ pub struct Controller {
     /// Namespace of the Lease by which one controller leads
     #[arg(long, value_name = "NAME", default_value = embedded::cluster::bootstrap::NAMESPACE)]
     pub namespace: String,
+    /// A leader that has been silent for so long is replaced; all controllers of a cluster have the same (2s, 15s, 1m)
+    #[arg(long, value_name = "TIME", default_value = "15s", value_parser = lease)]
+    pub lease_duration: std::time::Duration,
     /// Serve `/metrics` (HTTPS, for those who may get that path), `/healthz` and `/readyz` there
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub metrics: Option<SocketAddr>,
@@ -588,6 +594,9 @@ pub struct SimulateNodes {
     /// Send traces to this OTLP collector; further OTEL_EXPORTER_OTLP_* and OTEL_TRACES_SAMPLER variables count, too
     #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
     pub otlp_endpoint: Option<String>,
+    /// Write down what really happens in the launchers, as lines of JSON
+    #[arg(long, value_name = "FILE", hide = true)]
+    pub tell: Option<PathBuf>,
     /// Leave the Node objects at the end
     #[arg(long)]
     pub keep_nodes: bool,
@@ -607,6 +616,15 @@ fn duration(text: &str) -> Result<std::time::Duration, String> {
     let number: u64 = number.parse().map_err(|_| "a number and a unit (ms, s, m) are expected".to_owned())?;
     let millis = number.checked_mul(scale).filter(|m| *m <= 3_600_000).ok_or("at most an hour")?;
     Ok(std::time::Duration::from_millis(millis))
+}
+
+/// The Lease counts whole seconds.
+fn lease(text: &str) -> Result<std::time::Duration, String> {
+    let time = duration(text)?;
+    if time.as_secs() < 1 || time.subsec_nanos() != 0 {
+        return Err("whole seconds are expected, at least one".to_owned());
+    }
+    Ok(time)
 }
 
 /// A launcher's command line on its own: a launcher lives as long as its machine, and does not build up the commands of people.

@@ -41,7 +41,7 @@ async fn serve(options: &Controller) -> anyhow::Result<()> {
     let lease = reconcilers::LeaseConfig {
         namespace: options.namespace.clone(),
         address: options.listen.map(|a| a.to_string()),
-        ..Default::default()
+        ..reconcilers::LeaseConfig::lasting(options.lease_duration)
     };
     let registry = telemetry::metrics::Registry::default();
     let client = client(&options.kubeconfig, "virtfold-controller", &registry).await?;

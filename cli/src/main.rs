@@ -45,6 +45,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return misused(&error),
     };
+    telemetry::clock::follow();
     // One provider for all TLS of the process; a second call in one process would be the same.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let result = match cli.command {

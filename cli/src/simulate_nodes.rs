@@ -1,10 +1,15 @@
 //! `virtfold simulate-nodes`: real node agents over modelled launchers and guests, many in one process.
 
+use std::fs::File;
+use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Context;
 use embedded::pki::Pki;
-use node_agent::simulation::{self, Capacity, Delays};
+use node_agent::PodFacts;
+use node_agent::simulation::{self, Capacity, Delays, Observe};
+use proto::launcher::Order;
 use proto::transport::Tls;
 use tokio_util::sync::CancellationToken;
 
@@ -34,6 +39,53 @@ impl Drop for Scratch {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
+}
+
+/// Writes down what really happens on a node.
+struct Teller {
+    node: String,
+    file: Arc<Mutex<File>>,
+}
+
+impl Teller {
+    fn tell(&self, what: &str, pod: &PodFacts, more: serde_json::Value) {
+        let mut line = serde_json::json!({
+            "what": what, "node": self.node, "pod": pod.pod_uid, "vmi": pod.vmi_uid,
+            "namespace": pod.namespace, "machine": pod.vmi_name, "more": more,
+        })
+        .to_string();
+        line.push('\n');
+        // One write a line: whoever reads sees whole ones.
+        let written = self.file.lock().unwrap_or_else(PoisonError::into_inner).write_all(line.as_bytes());
+        if let Err(error) = written {
+            tracing::error!(%error, "what happens cannot be told");
+        }
+    }
+}
+
+impl Observe for Teller {
+    fn begins(&self, pod: &PodFacts, launcher: &str, order: &Order) {
+        let Some(i) = &order.instruct else { return };
+        let kind = proto::convert::instruct_kind(i.kind).map(|kind| format!("{kind:?}"));
+        let more = serde_json::json!({
+            "launcher": launcher, "kind": kind, "id": i.id, "version": i.vmi_rv, "epoch": i.epoch,
+        });
+        self.tell("begins", pod, more);
+    }
+
+    fn executes(&self, pod: &PodFacts) {
+        self.tell("executes", pod, serde_json::Value::Null);
+    }
+
+    fn ended(&self, pod: &PodFacts) {
+        self.tell("ended", pod, serde_json::Value::Null);
+    }
+}
+
+fn teller(path: &Path) -> anyhow::Result<simulation::Listen> {
+    let file = File::options().create(true).append(true).open(path);
+    let file = Arc::new(Mutex::new(file.with_context(|| format!("cannot write {}", path.display()))?));
+    Ok(Box::new(move |node| Arc::new(Teller { node: node.to_owned(), file: file.clone() })))
 }
 
 async fn serve(options: SimulateNodes) -> anyhow::Result<()> {
@@ -71,6 +123,7 @@ async fn serve(options: SimulateNodes) -> anyhow::Result<()> {
         kubelet: options.kubelet,
         scheduler: options.scheduler,
         lease: (lease.namespace, lease.name),
+        observe: options.tell.as_deref().map(teller).transpose()?,
         keep_nodes: options.keep_nodes,
         stop,
     })

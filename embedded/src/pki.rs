@@ -211,6 +211,20 @@ impl Pki {
         })
     }
 
+    /// The same of one that ends after so long, for whoever keeps it elsewhere: nothing is stored.
+    ///
+    /// # Errors
+    /// When it cannot be issued.
+    pub fn brief(&self, name: &str, life: std::time::Duration) -> Result<Identity, PkiError> {
+        let names = vec![name.to_owned()];
+        let wanted = Wanted { file: "", common_name: name, organisation: None, names, server: true, client: true };
+        self.issue(&wanted, |params| {
+            let seconds = Timestamp::now().as_second().saturating_add_unsigned(life.as_secs());
+            let seconds = std::time::Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
+            params.not_after = rcgen::date_time_ymd(1970, 1, 1) + seconds;
+        })
+    }
+
     /// A node's certificate: client of the API server as `system:node:NAME`, server for controller and gateway as `NAME`.
     ///
     /// # Errors
@@ -254,6 +268,13 @@ impl Pki {
                 Err(reason) => tracing::warn!(file = %cert_path.display(), %reason, "issuing the certificate again"),
             }
         }
+        let issued = self.issue(wanted, |_| {})?;
+        write_private(&key_path, issued.key.as_bytes())?;
+        write_private(&cert_path, issued.cert.as_bytes())?;
+        Ok(issued)
+    }
+
+    fn issue(&self, wanted: &Wanted<'_>, more: impl FnOnce(&mut CertificateParams)) -> Result<Identity, PkiError> {
         let issue = |e| PkiError::Issue(wanted.common_name.to_owned(), e);
         let pair = KeyPair::generate().map_err(issue)?;
         let mut params = CertificateParams::default();
@@ -277,11 +298,9 @@ impl Pki {
         }
         params.use_authority_key_identifier_extension = true;
         validity(&mut params, LEAF_DAYS);
+        more(&mut params);
         let cert = params.signed_by(&pair, &self.issuer).map_err(issue)?.pem();
-        let key = pair.serialize_pem();
-        write_private(&key_path, key.as_bytes())?;
-        write_private(&cert_path, cert.as_bytes())?;
-        Ok(Identity { cert, key })
+        Ok(Identity { cert, key: pair.serialize_pem() })
     }
 
     /// Whether a stored certificate still serves; why not otherwise.

@@ -27,7 +27,7 @@ use state::{
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{Duration, UNIX_EPOCH},
 };
 use telemetry::journal::Journal;
 use tokio::{sync::mpsc, time::Instant};
@@ -714,8 +714,7 @@ impl Driver {
 
 /// The time of day.
 pub fn wall() -> Timestamp {
-    let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Timestamp(u64::try_from(wall.as_millis()).unwrap_or(u64::MAX))
+    Timestamp(telemetry::clock::now())
 }
 
 async fn write<O: Read>(executor: &Executor, command: &Command) -> Settled<O> {

@@ -17,7 +17,7 @@ use std::{
     io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::Duration,
 };
 use telemetry::journal::{Flusher, segments};
 use tokio::sync::{mpsc, oneshot};
@@ -125,8 +125,7 @@ impl Explainer {
         };
         // A driver that has ended drops what it was asked.
         let cell = tokio::time::timeout(PATIENCE, asked).await.ok().flatten().ok_or_else(not_leading)?;
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let now = Timestamp(u64::try_from(now.as_millis()).unwrap_or(u64::MAX));
+        let now = Timestamp(telemetry::clock::now());
         let (key, cell) = match (subject, cell) {
             (_, Some(Cell::Set(cell))) => return Ok(explain::groups::set(&cell, now)),
             (_, Some(Cell::Node(cell))) => return Ok(explain::groups::node(&cell, now)),

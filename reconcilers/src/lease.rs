@@ -1,8 +1,7 @@
 //! Leadership: one Lease, every acquisition a conditional write, the epoch its resourceVersion.
 //!
 //! *What it owns:* `spec` of the Lease. *Who else writes it:* another process that holds or takes it. *What may be lost:* the
-//! reply to our write; then the Lease is read, and the epoch is that read's resourceVersion if it names us (a process acquires
-//! at most once, so nobody else can have written our instance into it). *Why it is still safe if two believe to lead:* it
+//! reply to our write; then the Lease names us, and is written again, because it counts from a write that is answered. *Why it is still safe if two believe to lead:* it
 //! need not be exact; an agent accepts one epoch only, and a start is authorised by the VMI (`ARCHITECTURE.md`).
 //!
 //! Others' `renewTime` is only compared with itself: a Lease that did not change for its duration, by our own clock, is free.
@@ -42,11 +41,18 @@ pub struct LeaseConfig {
 
 impl Default for LeaseConfig {
     fn default() -> Self {
+        Self::lasting(Duration::from_secs(15))
+    }
+}
+
+impl LeaseConfig {
+    /// One that is lost after so long a silence.
+    pub fn lasting(duration: Duration) -> Self {
         Self {
             namespace: "virtfold".into(),
             name: "virtfold-controller".into(),
-            duration: Duration::from_secs(15),
-            renew_every: Duration::from_secs(2),
+            duration,
+            renew_every: Duration::from_secs(2).min(duration / ATTEMPTS),
             address: None,
             exclusive: false,
         }
@@ -100,7 +106,8 @@ pub struct Leadership {
 }
 
 fn now() -> MicroTime {
-    MicroTime(jiff::Timestamp::now())
+    let millis = i64::try_from(telemetry::clock::now()).unwrap_or(i64::MAX);
+    MicroTime(jiff::Timestamp::from_millisecond(millis).unwrap_or(jiff::Timestamp::MAX))
 }
 
 fn seconds(d: Duration) -> i32 {
@@ -122,8 +129,6 @@ pub async fn acquire(
     let mut seen: Option<(String, Instant)> = None;
     // When the holder before us was alive for the last time.
     let mut before = None;
-    // Since when a write of ours may have been done whose answer was lost: the Lease counts from there.
-    let mut unsure: Option<Instant> = None;
     loop {
         let asked = Instant::now();
         match try_acquire(&api, &config, &instance, &mut seen, &mut before).await {
@@ -131,7 +136,7 @@ pub async fn acquire(
                 readiness.has(LEASE);
                 let version = lease.metadata.resource_version.as_deref().and_then(|v| v.parse().ok());
                 let epoch = Epoch(version.ok_or_else(|| LeaseError::Version(config.name.clone()))?);
-                let until = tokio::sync::watch::Sender::new(unsure.unwrap_or(asked) + config.duration);
+                let until = tokio::sync::watch::Sender::new(asked + config.duration);
                 tracing::info!(%epoch, %instance, "leading");
                 let lease = Arc::new(Mutex::new(lease));
                 let reign = Reign { since: crate::driver::wall(), before };
@@ -140,7 +145,6 @@ pub async fn acquire(
             Ok(None) => readiness.has(LEASE),
             Err(error) => {
                 readiness.lacks(LEASE, &error);
-                unsure.get_or_insert(asked);
                 tracing::warn!(%error, lease = config.name, "cannot take the lease yet");
             }
         }
@@ -182,14 +186,14 @@ async fn try_acquire(
         return settle(api, instance, api.create(&PostParams::default(), &lease).await).await;
     };
     let held = lease.spec.as_ref().and_then(|s| s.holder_identity.as_deref()).unwrap_or_default();
-    if held == instance.as_str() {
-        // The reply to our own write was lost.
-        return Ok(Some(lease));
+    // The reply to a write of ours was lost. Nobody knows when it was done; it counts from one that is answered.
+    let ours = held == instance.as_str();
+    if !ours {
+        let renewed = lease.spec.as_ref().and_then(|s| s.renew_time.as_ref()).map(|t| t.0.as_millisecond());
+        // Whoever gave it up did so with its last write; another one may have worked on until its next one was due.
+        let more = if held.is_empty() { Millis(0) } else { Millis(config.renew_every.as_millis() as u64) };
+        *before = renewed.and_then(|ms| u64::try_from(ms).ok()).map(|ms| Timestamp(ms).after(more));
     }
-    let renewed = lease.spec.as_ref().and_then(|s| s.renew_time.as_ref()).map(|t| t.0.as_millisecond());
-    // Whoever gave it up did so with its last write; another one may have worked on until its next one was due.
-    let more = if held.is_empty() { Millis(0) } else { Millis(config.renew_every.as_millis() as u64) };
-    *before = renewed.and_then(|ms| u64::try_from(ms).ok()).map(|ms| Timestamp(ms).after(more));
     let version = lease.metadata.resource_version.clone().unwrap_or_default();
     let since = match seen {
         Some((v, since)) if *v == version => *since,
@@ -197,11 +201,11 @@ async fn try_acquire(
     };
     let duration = lease.spec.as_ref().and_then(|s| s.lease_duration_seconds).unwrap_or(0);
     let duration = Duration::from_secs(u64::try_from(duration).unwrap_or(0)).max(config.duration);
-    if !held.is_empty() && !config.exclusive && since.elapsed() < duration {
+    if !held.is_empty() && !ours && !config.exclusive && since.elapsed() < duration {
         return Ok(None);
     }
     let transitions = lease.spec.as_ref().and_then(|s| s.lease_transitions).unwrap_or(0);
-    lease.spec = Some(mine(transitions.saturating_add(1)));
+    lease.spec = Some(mine(transitions.saturating_add(i32::from(!ours))));
     lease.metadata.annotations = placed(lease.metadata.annotations.unwrap_or_default());
     settle(api, instance, api.replace(&config.name, &PostParams::default(), &lease).await).await
 }
@@ -321,6 +325,35 @@ mod tests {
     };
     use std::sync::atomic::{AtomicU32, Ordering};
     use tower::Service;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_failed_before_it_was_acquired_does_not_count_against_it() {
+        let server = ApiServer::new(Arc::new(Memory::new()), Config::default()).await.unwrap();
+        let asked = Arc::new(AtomicU32::new(0));
+        let count = asked.clone();
+        // For a while nobody answers, and the answer to the write that is done at last is lost, too.
+        let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+            let (mut server, count) = (server.service(User::system("test")), count.clone());
+            async move {
+                let away = count.fetch_add(1, Ordering::Relaxed) < 30;
+                let lost = request.method() == http::Method::POST;
+                if away {
+                    return Err("nobody is there".into());
+                }
+                let answer = server.call(request).await?;
+                if lost { Err("the answer is lost".into()) } else { Ok::<_, tower::BoxError>(answer) }
+            }
+        });
+        let config = LeaseConfig { namespace: "default".into(), ..LeaseConfig::default() };
+        let client = Client::new(service, "default");
+        let leadership = acquire(&client, config, LeaderInstance("a".into()), &Readiness::default()).await.unwrap();
+        assert!(asked.load(Ordering::Relaxed) > 31);
+        assert!(*leadership.until.borrow() > Instant::now() + Duration::from_secs(14));
+        tokio::select! {
+            lost = leadership.keep() => panic!("{lost}"),
+            () = tokio::time::sleep(Duration::from_secs(60)) => {}
+        }
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_renewal_that_nobody_answers_does_not_cost_the_lease() {

@@ -7,6 +7,7 @@
 //!
 //! Without a collector a step costs one counter ([`steps::counts`]), and one that is away costs a bounded queue.
 
+pub mod clock;
 pub mod context;
 mod export;
 pub mod journal;

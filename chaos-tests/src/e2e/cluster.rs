@@ -124,6 +124,11 @@ impl Cluster {
         Self::with(options, None)
     }
 
+    /// One more variable of the environment of what will be started.
+    pub fn environ(&mut self, name: &str, value: &str) {
+        self.options.environment.push((name.into(), value.into()));
+    }
+
     /// The virtual machines of a Kubernetes that somebody else runs: starts `virtfold up` for it and waits for its nodes.
     pub fn join(kubernetes: &Kubectl, options: Options) -> Result<Self> {
         let cluster = Self::with(options, Some(kubernetes.clone()))?;

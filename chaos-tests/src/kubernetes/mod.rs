@@ -73,10 +73,15 @@ pub struct Kubernetes {
     pub token: String,
     pki: Pki,
     kubectl: Kubectl,
+    /// Where its store is.
+    pub store: String,
     // In the order in which they end.
-    _manager: Process,
-    server: Process,
-    _etcd: Process,
+    /// kube-controller-manager.
+    pub manager: Process,
+    /// kube-apiserver.
+    pub server: Process,
+    /// Its store.
+    pub etcd: Process,
     _janitor: Janitor,
 }
 
@@ -90,20 +95,25 @@ impl std::ops::Deref for Kubernetes {
 impl Kubernetes {
     /// Starts it and waits until it is ready.
     pub fn start() -> Result<Self> {
-        Self::begin("", AUDIT)
+        Self::begin("", AUDIT, &[])
     }
 
     /// Starts it with further controllers of kube-controller-manager, and waits until it is ready.
     pub fn start_with(controllers: &str) -> Result<Self> {
-        Self::begin(controllers, AUDIT)
+        Self::begin(controllers, AUDIT, &[])
+    }
+
+    /// Starts one whose store can be read by others: built-in kinds, too, are JSON there.
+    pub fn start_readable(controllers: &str) -> Result<Self> {
+        Self::begin(controllers, LEAN, &["--storage-media-type=application/json"])
     }
 
     /// Starts it, and bodies of calls are not written down.
     pub fn start_lean() -> Result<Self> {
-        Self::begin("", LEAN)
+        Self::begin("", LEAN, &[])
     }
 
-    fn begin(controllers: &str, policy: &str) -> Result<Self> {
+    fn begin(controllers: &str, policy: &str, more: &[&str]) -> Result<Self> {
         let programs = programs().map_err(anyhow::Error::msg)?;
         let data = tempfile::Builder::new().prefix("virtfold-kubernetes-").tempdir()?.keep();
         let janitor = Janitor::start(&data)?;
@@ -150,6 +160,7 @@ impl Kubernetes {
                 .args(["--requestheader-extra-headers-prefix=X-Remote-Extra-"])
                 .args([file("proxy-client-cert-file", "pki/client-front-proxy.crt")])
                 .args([file("proxy-client-key-file", "pki/client-front-proxy.key")])
+                .args(more)
                 .args([file("audit-policy-file", "audit.json"), file("audit-log-path", "audit.log")]),
         )?;
         let url = format!("https://127.0.0.1:{port}");
@@ -171,7 +182,8 @@ impl Kubernetes {
                 // The default, 20 requests a second, would be what we measure.
                 .args(["--kube-api-qps=2000", "--kube-api-burst=2000", "--concurrent-gc-syncs=20"]),
         )?;
-        Ok(Self { data, port, token, pki, kubectl, _manager: manager, server, _etcd: etcd, _janitor: janitor })
+        let store = format!("http://127.0.0.1:{client_port}");
+        Ok(Self { data, port, token, pki, kubectl, store, manager, server, etcd, _janitor: janitor })
     }
 
     /// Brings our definitions and roles, and waits until they are served.
@@ -236,7 +248,7 @@ impl Kubernetes {
     }
 
     /// A part that is a process of its own, as who it is.
-    fn part(&self, subcommand: &str, user: &str) -> Result<Command> {
+    pub fn part(&self, subcommand: &str, user: &str) -> Result<Command> {
         let kubeconfig = self.kubeconfig_of(user, None)?;
         self.pki.component(user)?;
         let file = |ending: &str| self.pki_file(&format!("component-{user}.{ending}"));

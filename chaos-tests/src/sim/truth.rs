@@ -10,6 +10,7 @@ use crate::world::{
     mutants::Mutant,
     server::{Commit, Res, Seen},
     swarm::{Fault, Swarm},
+    told::{LEASE, Office},
     users::NS,
 };
 use embedded::semantics::value::items;
@@ -71,8 +72,7 @@ pub struct Truth {
     reads: BTreeMap<(String, String), u64>,
     /// What was wrong with a deletion when a controller sent it, by UID; `None`: nothing. It is wrong if it is done.
     sent: BTreeMap<String, Option<String>>,
-    /// When the Lease was written last by its holder, and for how long it counts.
-    lease: Option<(String, u64, u64)>,
+    office: Office,
     log: Option<Vec<String>>,
 }
 
@@ -183,46 +183,7 @@ impl Truth {
 
     /// Somebody leads: holds the Lease and renewed it within its time.
     pub fn led(&self, at: u64) -> bool {
-        self.lease.as_ref().is_some_and(|(_, renewed, duration)| at < renewed + duration)
-    }
-
-    fn lease_written(&mut self, now: &Seen, at: u64) {
-        let holder = now.text("/spec/holderIdentity").to_owned();
-        let seconds = now.value.pointer("/spec/leaseDurationSeconds").and_then(serde_json::Value::as_u64).unwrap_or(0);
-        match &self.lease {
-            Some((before, ..)) if *before == holder => {}
-            Some((before, renewed, duration)) if !holder.is_empty() && at < renewed + duration => {
-                let text = format!(
-                    "{holder} took the Lease at {at} ms, and {before} may believe to lead until {}",
-                    renewed + duration
-                );
-                self.ghost.rivals.push(text);
-                self.ghost.acquired(Epoch(now.revision));
-            }
-            _ if !holder.is_empty() => self.ghost.acquired(Epoch(now.revision)),
-            _ => {}
-        }
-        self.lease = Some((holder, at, seconds * 1000)).filter(|(holder, ..)| !holder.is_empty());
-    }
-
-    /// A person changed a machine: what that is to the invariants.
-    fn wished(&mut self, before: &Seen, now: &Seen) {
-        let vmi = self.ghost.find(Res::Vmi, now.namespace(), now.name());
-        let vmi = vmi.filter(|v| !matches!(v.text("/status/phase"), "Succeeded" | "Failed")).cloned();
-        let (strategy, requests) = (now.text("/spec/runStrategy"), items(&now.value, "/status/stateChangeRequests"));
-        let started = requests.iter().any(|r| r["action"] == "Start");
-        if strategy != before.text("/spec/runStrategy") {
-            match strategy {
-                "Halted" => self.ghost.stopped(now.uid(), now.revision, vmi.as_ref().map(|v| v.uid())),
-                _ => self.ghost.started(now.uid()),
-            }
-        } else if requests != items(&before.value, "/status/stateChangeRequests") && !requests.is_empty() {
-            if started {
-                self.ghost.started(now.uid());
-            } else if let Some(vmi) = vmi {
-                self.ghost.stopped(now.uid(), now.revision, Some(vmi.uid()));
-            }
-        }
+        self.office.led(at)
     }
 }
 
@@ -257,10 +218,10 @@ pub fn committed(key: &str, before: Option<(i64, &[u8])>, now: Option<&[u8]>, re
     with(|t| {
         let by_controller = origin.as_ref().is_some_and(Origin::is_controller);
         match res {
-            Res::Lease if now.name() == LEASE => t.lease_written(&now, at),
+            Res::Lease if now.name() == LEASE => t.office.written(&mut t.ghost, &now, at),
             Res::Vm => {
                 if let (Some(before), true) = (&before, origin.as_ref().is_some_and(|o| o.0 == PEOPLE)) {
-                    t.wished(before, &now);
+                    t.ghost.wished(before, &now);
                 }
             }
             Res::Vmi if before.is_none() && by_controller => {
@@ -387,5 +348,3 @@ impl Observe for Ears {
 
 /// The host of the people.
 pub const PEOPLE: &str = "people";
-/// The controllers' Lease.
-const LEASE: &str = "virtfold-controller";

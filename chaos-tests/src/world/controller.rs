@@ -51,8 +51,6 @@ pub(super) struct Controller {
     pub caches: BTreeMap<Res, Cache>,
     /// Version and since when it is seen, of the Lease of another.
     seen: Option<(u64, u64)>,
-    /// Since when a write of its own may have been done whose answer was lost.
-    unsure: Option<u64>,
     lease: Option<Rc<Seen>>,
     pub epoch: Option<Epoch>,
     /// It may act as leader until then, by its own clock.
@@ -70,7 +68,6 @@ impl Controller {
             instance: LeaderInstance::default(),
             caches: BTreeMap::new(),
             seen: None,
-            unsure: None,
             lease: None,
             epoch: None,
             until: 0,
@@ -208,9 +205,9 @@ impl World {
             Said::Object(found) => {
                 let held = found.text("/spec/holderIdentity");
                 if held == self.controllers[c].instance.as_str() {
-                    // The reply to our own write was lost.
-                    let since = self.controllers[c].unsure.unwrap_or(asked);
-                    return self.acquired(c, since, found.clone());
+                    // The reply to our own write was lost; it counts from one that is answered.
+                    let lease = self.lease_object(c, Some(found));
+                    return self.call(me, lease_write(lease), Then::LeaseTaken(asked));
                 }
                 let (version, now) = (found.revision, self.now);
                 let x = &mut self.controllers[c];
@@ -279,9 +276,7 @@ impl World {
             Then::LeaseTaken(asked) => match said {
                 Said::Object(lease) => self.acquired(c, *asked, lease.clone()),
                 // Somebody was quicker, or nobody knows: the next read tells.
-                Said::Status(s) if s.code == 409 || s.code == 404 => self.after(1000, Action::LeaseTick(me)),
                 Said::Status(_) | Said::Silence | Said::Deleted | Said::List(..) => {
-                    self.controllers[c].unsure.get_or_insert(*asked);
                     self.after(1000, Action::LeaseTick(me));
                 }
             },

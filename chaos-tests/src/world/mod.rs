@@ -11,7 +11,7 @@
 //! | kubelet, scheduler, collectors | written down as simply as they can be ([`kubelet`], [`cluster`]) |
 //! | people | [`users`] |
 //! | faults | drawn per seed ([`swarm`]), by the call or by the clock ([`chaos`]) |
-//! | truth | [`ghost`], judged by [`invariants`], which are judged by [`mutants`] |
+//! | truth | [`ghost`], from a store by [`told`], judged by [`invariants`], which are judged by [`mutants`] |
 //!
 //! A run has two phases: people and faults for a while, then no more of either, and after a bound everything must be as it was
 //! asked for ([`run`]). Not modelled: QEMU, storage, networks, admission, clocks that jump, migration.
@@ -33,6 +33,7 @@ pub mod server;
 pub mod session;
 pub mod sets;
 pub mod swarm;
+pub mod told;
 pub mod users;
 
 use api::{Call, Proc, Said, Then, Watch};

@@ -158,7 +158,7 @@ fn what_users_ask_passes_the_gateway_and_what_is_wrong_is_refused_there() -> Res
     let explanation: Value = serde_json::from_str(&explained.1)?;
     let history = explanation["history"].to_string();
     ensure!(explanation["live"] == true && history.contains("from Halted to Always"), "{history}");
-    process::signal(a.controller.pid, Signal::SIGTERM)?;
+    process::signal(a.controller.pid(), Signal::SIGTERM)?;
     wait::until("the end of the controller", LONG, || {
         Ok(a.controller.check().err().map(|_| ()).ok_or_else(|| "it runs".to_owned()))
     })?;
@@ -200,7 +200,7 @@ fn a_dead_gateway_blocks_no_status_and_no_finalizer_and_its_certificates_rotate(
         Ok(if seen.len() >= 3 { Ok(()) } else { Err(format!("{} lists of authorities", seen.len())) })
     })?;
 
-    process::signal(a.gateway.pid, Signal::SIGKILL)?;
+    process::signal(a.gateway.pid(), Signal::SIGKILL)?;
     wait::until("the end of the gateway", LONG, || {
         Ok(a.gateway.check().err().map(|_| ()).ok_or_else(|| "it runs".to_owned()))
     })?;

@@ -8,8 +8,8 @@ use embedded::cluster::bootstrap::GATEWAY;
 use embedded::semantics::Status;
 use embedded::server::{Admission, AdmissionRequest, AdmissionResponse, Aggregated, ApiServer, Operation, Response};
 use futures::future::BoxFuture;
-use gateway::{AdmissionInput, Authorization, Gateway};
-use reconcilers::{ExplainError, Explainer, Subject};
+use gateway::{AdmissionInput, Authorization, Gateway, Leader};
+use reconcilers::{ExplainError, Explainer, LeaseConfig, Subject};
 use tower::ServiceExt;
 
 use super::Site;
@@ -18,14 +18,21 @@ struct Gate(Gateway);
 
 /// Installs the gateway.
 pub fn install(site: &Site<'_>, server: &ApiServer) -> anyhow::Result<()> {
+    let (client, tls) = (server.client(User::new(GATEWAY, &[])), site.component(GATEWAY)?);
+    let explain: Arc<dyn gateway::Explain> = if site.options.no_controller {
+        let lease = LeaseConfig::default();
+        Arc::new(Leader::new(client.clone(), site.dial.clone(), tls.clone(), (lease.namespace, lease.name)))
+    } else {
+        Arc::new(Why(site.explainer.clone()))
+    };
     let gateway = Gateway::new(gateway::Config {
-        client: server.client(User::new(GATEWAY, &[])),
+        client,
         dial: site.dial.clone(),
         datagrams: site.datagrams.clone(),
-        tls: site.component(GATEWAY)?,
+        tls,
         settings: gateway::Settings { trusted: crate::gateway::trusted(), ..gateway::Settings::default() },
         authorization: Authorization::Forwarded,
-        explain: Some(Arc::new(Why(site.explainer.clone()))),
+        explain: Some(explain),
         patience: gateway::PATIENCE,
         metrics: site.metrics.clone(),
         readiness: site.gateway.clone(),

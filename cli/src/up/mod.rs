@@ -335,7 +335,9 @@ async fn parts(site: &Site<'_>, plane: &Plane) -> anyhow::Result<CancellationTok
         cluster: state::vm::ClusterConfig::default(),
         stop: site.controllers.clone(),
     };
-    site.controller_tasks.spawn(lead(controller));
+    if !options.no_controller {
+        site.controller_tasks.spawn(lead(controller));
+    }
 
     observe(site, plane).await?;
     let collector = match telemetry::collector(options.otlp_endpoint.as_deref())? {

@@ -232,6 +232,8 @@ pub fn objects() -> Vec<Value> {
                 rule(&[""], &["pods", "nodes", "namespaces", "persistentvolumeclaims"], &READ),
                 rule(&["authorization.k8s.io"], &["subjectaccessreviews"], &["create"]),
                 rule(&["events.k8s.io", ""], &["events"], &["create", "patch"]),
+                // Who leads says why.
+                rule(&["coordination.k8s.io"], &["leases"], &["get"]),
             ],
         ),
         cluster_binding("virtfold:gateway", "User", GATEWAY, GATEWAY),
@@ -298,14 +300,13 @@ pub fn roles() -> Vec<Value> {
         rule["resourceNames"] = json!(names);
         rule
     };
-    // A gateway on a socket of its own keeps its certificates known, and asks who speaks for the aggregation layer and who leads.
+    // A gateway on a socket of its own keeps its certificates known, and asks who speaks for the aggregation layer.
     objects.extend([
         cluster_role(
             "virtfold:registration",
             &[
                 own(&["apiservices"], &["v1.subresources.kubevirt.io", "v1alpha3.subresources.kubevirt.io"]),
                 own(&["mutatingwebhookconfigurations", "validatingwebhookconfigurations"], &[GATEWAY]),
-                rule(&["coordination.k8s.io"], &["leases"], &["get"]),
             ],
         ),
         cluster_binding("virtfold:registration", "User", GATEWAY, GATEWAY),

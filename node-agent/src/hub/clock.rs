@@ -1,6 +1,6 @@
 //! Time for the cells: the wall clock as it was at the start, moved on by one that never goes back.
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use state::Timestamp;
 
@@ -12,8 +12,7 @@ pub(super) struct Clock {
 
 impl Clock {
     pub fn start() -> Self {
-        let wall = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        Self { wall: u64::try_from(wall.as_millis()).unwrap_or(0), began: Instant::now() }
+        Self { wall: telemetry::clock::now(), began: Instant::now() }
     }
 
     pub fn now(&self) -> Timestamp {

@@ -95,6 +95,9 @@ pub struct Capacity {
 /// The identity of the node of that name.
 pub type Identify = Box<dyn Fn(&str) -> Result<Tls, BoxError> + Send + Sync>;
 
+/// Who hears of the node of that name.
+pub type Listen = Box<dyn Fn(&str) -> Arc<dyn Observe> + Send + Sync>;
+
 /// What a simulation is told.
 pub struct Config {
     /// The API server. The rights of all nodes, and of the scheduler where that is played.
@@ -119,6 +122,8 @@ pub struct Config {
     pub scheduler: bool,
     /// Namespace and name of the controller's Lease.
     pub lease: (String, String),
+    /// Who hears what really happens in the launchers of a node.
+    pub observe: Option<Listen>,
     /// Leave the Node objects behind at the end.
     pub keep_nodes: bool,
     /// Ends the simulation.
@@ -333,7 +338,7 @@ pub async fn run(config: Config) -> Result<(), Error> {
     let mut places = BTreeMap::new();
     let mut agents = JoinSet::new();
     for name in &names {
-        let place = Arc::new(Place::new(name.clone(), None));
+        let place = Arc::new(Place::new(name.clone(), config.observe.as_ref().map(|listen| listen(name))));
         places.insert(name.clone(), place.clone());
         agents.spawn(agent(&config, name, place).await?);
     }
