@@ -11,5 +11,6 @@ mod kubernetes;
 mod manifests;
 #[cfg(feature = "sim")]
 mod sim;
+mod plans;
 mod tidy;
 mod world;
