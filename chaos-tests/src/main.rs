@@ -1,18 +1,20 @@
 //! `virtfold-chaos`: the second binary of the workspace, for tests alone. `virtfold-chaos --help` says what it does.
 
+mod commands;
+
 use anyhow::{Context, Result};
 use chaos_tests::kubernetes::{CONTROLLER, Kubernetes, NODES, load};
 use chaos_tests::runs;
 use chaos_tests::tally;
 use chaos_tests::world::{
     CrashPoint, Role,
+    bugs::KNOWN,
     mutants::Mutant,
     run::{self, Options, Outcome, Scenario},
-    users::STRATEGIES,
 };
 use clap::{Parser, Subcommand};
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io::{Read, Write},
     ops::Range,
     path::{Path, PathBuf},
@@ -74,14 +76,16 @@ enum Command {
     },
     /// Lets controller and agent die before and after each of their effects in each canonical scenario.
     CrashPoints {
-        /// One scenario (start, stop, restart, delete, poweroff, crash, scaleup, scaledown, membercrash); all without it.
+        /// One scenario (start, stop, restart, delete, recreate, poweroff, crash, scaleup, scaledown, membercrash, nodeloss,
+        /// leaderchange, takeover); all without it.
         #[arg(long, value_parser = scenario)]
         scenario: Option<Scenario>,
         /// One point of that scenario, as in `agent:4:before`, and what happened there.
         #[arg(long, value_parser = point, requires = "scenario")]
         point: Option<CrashPoint>,
     },
-    /// Loses each event of the controllers' watches once in each canonical scenario, and does all pairs of operations at once.
+    /// In each canonical scenario loses each event of the controllers' watches once, and makes the view old at each decision; and does
+    /// all pairs of operations at once.
     Exhaustive,
     /// Hurts real processes (layer 3): rounds of one fault each on a cluster of real binaries, etcd and guests that count aloud.
     Rounds(chaos_tests::rounds::command::Rounds),
@@ -93,6 +97,8 @@ enum Command {
         /// Data folder of the cluster.
         data: PathBuf,
     },
+    #[command(flatten)]
+    Model(commands::Model),
     /// Waits until its standard input ends, which happens when the test program that started it is gone in whatever way, and
     /// then takes down the cluster with this data folder.
     #[command(hide = true)]
@@ -151,11 +157,12 @@ fn by_name<T: Copy + std::fmt::Debug>(all: impl Iterator<Item = T>, text: &str) 
 }
 
 fn mutant(text: &str) -> Result<Mutant, String> {
-    by_name(Mutant::ALL.iter().map(|(m, _)| *m), text)
+    let all = Mutant::ALL.iter().map(|(m, _)| *m).chain(KNOWN.iter().map(|bug| bug.mutant));
+    by_name(all.collect::<BTreeSet<_>>().into_iter(), text)
 }
 
 fn scenario(text: &str) -> Result<Scenario, String> {
-    by_name(Scenario::ALL.into_iter(), text)
+    by_name(Scenario::EVERY.into_iter(), text)
 }
 
 fn point(text: &str) -> Result<CrashPoint, String> {
@@ -205,8 +212,9 @@ fn main() -> Result<ExitCode> {
             tell(&outcome);
             Ok(if outcome.violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(1) })
         }
-        Command::CrashPoints { scenario, point: _ } => Ok(crash_points(scenario)),
-        Command::Exhaustive => Ok(exhaustive()),
+        Command::CrashPoints { scenario, point: _ } => Ok(commands::crash_points(scenario)),
+        Command::Exhaustive => Ok(commands::exhaustive()),
+        Command::Model(command) => command.run(),
         Command::Rounds(rounds) => rounds.execute(),
         Command::Cluster(storm) => Ok(storm.execute()),
         Command::Proxy { data: _ } => chaos_tests::rounds::proxy::run().map(|()| ExitCode::SUCCESS),
@@ -383,44 +391,6 @@ fn add(sum: &mut Sum, outcome: &Outcome) {
     for (fault, n) in &outcome.struck {
         *sum.struck.entry(fault.to_string()).or_default() += n;
     }
-}
-
-fn crash_points(only: Option<Scenario>) -> ExitCode {
-    let mut bad = 0;
-    let mut all = 0;
-    for scenario in Scenario::ALL.into_iter().filter(|s| only.is_none_or(|o| o == *s)) {
-        let mut points = 0;
-        run::crash_points(scenario, |crashed| {
-            points += 1;
-            for v in &crashed.outcome.violations {
-                println!("{scenario:?} {:?}: {} at {} ms: {}", crashed.point, v.check, v.at, v.text);
-            }
-            bad += u32::from(!crashed.outcome.violations.is_empty());
-        });
-        println!("{scenario:?}: {points} crash points");
-        all += points;
-    }
-    println!("{all} crash points, {bad} violated");
-    if bad > 0 { ExitCode::from(1) } else { ExitCode::SUCCESS }
-}
-
-fn exhaustive() -> ExitCode {
-    let (mut all, mut bad) = (0, 0);
-    let mut told = |what: String, outcome: &Outcome| {
-        all += 1;
-        bad += u32::from(!outcome.violations.is_empty());
-        for v in &outcome.violations {
-            println!("{what}: {} at {} ms: {}", v.check, v.at, v.text);
-        }
-    };
-    for scenario in Scenario::ALL {
-        run::withheld(scenario, |n, outcome| told(format!("{scenario:?} without event {n}"), &outcome));
-    }
-    for strategy in STRATEGIES {
-        run::pairs(strategy, |a, b, outcome| told(format!("{strategy}: {a:?} and {b:?}"), &outcome));
-    }
-    println!("{all} runs, {bad} violated");
-    if bad > 0 { ExitCode::from(1) } else { ExitCode::SUCCESS }
 }
 
 /// A control plane for whoever reads our standard output.

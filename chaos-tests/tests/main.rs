@@ -12,5 +12,6 @@ mod manifests;
 mod rounds;
 #[cfg(feature = "sim")]
 mod sim;
+mod plans;
 mod tidy;
 mod world;

@@ -357,6 +357,8 @@ impl Driver {
             self.vms.remove(&key);
             self.parts.metrics.cells(metrics::Cell::Vm, self.vms.len());
             self.parts.journal.forget(CellKind::Vm, &key.to_string());
+            // Nobody waits for an answer to it any more, least of all the next cell of its name.
+            self.waiting.retain(|_, (waits, _)| *waits != key);
             self.disarm(&CellId::Vm(key));
         }
     }

@@ -145,9 +145,9 @@ impl World {
         self.after(pause, Action::AgentPods(me));
     }
 
-    /// The agent's process ends; guests and launchers stay.
-    pub(super) fn crash_agent(&mut self, n: usize) {
-        let Some(me) = self.agent_proc(n) else { return };
+    /// The agent's process ends, where there is one; guests and launchers stay.
+    pub(super) fn crash_agent(&mut self, n: usize) -> bool {
+        let Some(me) = self.agent_proc(n) else { return false };
         self.say(|| format!("{me:?} ends"));
         self.nodes[n].agent = None;
         self.unwatch(me);
@@ -157,6 +157,7 @@ impl World {
         }
         let pause = self.dice.between(200, 5000);
         self.after(pause, Action::StartAgent(n));
+        true
     }
 
     fn agent_slot(&mut self, n: usize, pod: &PodUid) -> Option<&mut Slot> {
@@ -588,9 +589,9 @@ impl World {
     // --- what cells ask for ---
 
     /// An effect of an agent: a place where it may die, before or after.
-    fn agent_effect(&mut self, n: usize, act: impl FnOnce(&mut Self)) {
+    fn agent_effect(&mut self, n: usize, what: &str, act: impl FnOnce(&mut Self)) {
         let Some(me) = self.agent_proc(n) else { return };
-        let fate = self.effect(me);
+        let fate = self.effect(me, what);
         if fate.happens {
             act(self);
         }
@@ -607,7 +608,7 @@ impl World {
         match command {
             Command::PrepareNetwork => {
                 let there = slot.pod.is_some() && slot.raw.is_some();
-                let fails = !there || self.hit(Fault::StartFails);
+                let fails = !there || self.strikes(Fault::StartFails, || format!("agent {n} network")).is_some();
                 let result = if fails { Err((RefusalReason::Failed, "no network".to_owned())) } else { Ok(()) };
                 let pause = self.dice.between(1, 50);
                 self.after(pause, back(Input::NetworkPrepared(result)));
@@ -618,8 +619,9 @@ impl World {
                     return self.after(1, back(Input::LauncherAcked { id: instruction.id, result: None }));
                 };
                 let pod = pod.clone();
-                let lag = self.hiccup();
-                self.agent_effect(n, |w| {
+                let lag = self.hiccup(me);
+                let what = format!("execute {}", instruction.kind.name());
+                self.agent_effect(n, &what, |w| {
                     let order = super::node::Order { instance, epoch, instruction, vmi_rv, raw };
                     w.after(lag, Action::Execute(me, pod, Box::new(order)));
                 });
@@ -633,11 +635,11 @@ impl World {
             Command::TellOutcome(outcome) => self.tell_controller(n, Up::Outcome(key, outcome)),
             Command::KeepOutcome(outcome) => {
                 let pod = pod.clone();
-                self.agent_effect(n, |w| w.record(n, &pod, key, |r| r.outcome = Some(outcome)));
+                self.agent_effect(n, "keep an outcome", |w| w.record(n, &pod, key, |r| r.outcome = Some(outcome)));
             }
             Command::DropOutcome => {
                 let pod = pod.clone();
-                self.agent_effect(n, |w| w.record(n, &pod, key, |r| r.outcome = None));
+                self.agent_effect(n, "drop an outcome", |w| w.record(n, &pod, key, |r| r.outcome = None));
             }
             Command::Confirm => {
                 if key.name.is_empty() {
@@ -659,7 +661,7 @@ impl World {
                     self.call(me, wrong, Then::Unpaused(pod.clone(), unpaused));
                 }
                 let pod = pod.clone();
-                self.agent_effect(n, |w| w.call(me, verb, Then::Unpaused(pod, unpaused)));
+                self.agent_effect(n, "patch a pod's condition", |w| w.call(me, verb, Then::Unpaused(pod, unpaused)));
             }
             Command::Forget => {
                 if let Some(a) = self.agent(n) {

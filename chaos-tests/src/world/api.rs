@@ -3,6 +3,7 @@
 use super::{
     Action, World,
     driver::CellId,
+    mutants::Mutant,
     server::{Commit, Res, Seen, Wanted},
     swarm::Fault,
 };
@@ -18,7 +19,7 @@ use state::{
     selector::Selector,
     vm::{Recipe, Source},
 };
-use std::rc::Rc;
+use std::{fmt, rc::Rc};
 
 /// After so long a client gives up.
 pub const TIMEOUT: u64 = 10_000;
@@ -33,6 +34,15 @@ pub enum Proc {
     Controller(usize, u32),
     /// The agent of a node.
     Agent(usize, u32),
+}
+
+impl fmt::Display for Proc {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Controller(c, _) => write!(f, "controller {c}"),
+            Self::Agent(n, _) => write!(f, "agent {n}"),
+        }
+    }
 }
 
 /// What is asked of the API server.
@@ -184,9 +194,9 @@ impl World {
         Moment { seconds, uid: self.dice.id(kind), suffix: "abcde".into() }
     }
 
-    fn latency(&mut self) -> u64 {
-        let most = if self.hit(Fault::Slow) { 4000 } else { 15 };
-        self.dice.between(1, most)
+    fn latency(&mut self, who: Proc) -> u64 {
+        let usual = self.dice.between(1, 15);
+        self.strikes(Fault::Slow, || format!("{who} call")).map_or(usual, |mut d| d.between(1, 4000))
     }
 
     /// Sends a call. Agents may be cut off from the API server; everybody's calls and answers may be lost.
@@ -198,27 +208,32 @@ impl World {
                 self.ghost.asks(&object, self.now, PESTERED);
             }
         }
-        let (there, back) = (self.latency(), self.latency());
+        let (there, back) = (self.latency(from), self.latency(from));
+        let name = verb.name();
+        let on = || format!("{from} {name}");
         let cut = matches!(from, Proc::Agent(n, _) if self.nodes.get(n).is_some_and(|n| !n.reaches_api(self.now)));
         let answer = |said| Action::Answer(from, then.clone(), said);
-        if cut || self.hit(Fault::LostRequest) {
+        if cut || self.strikes(Fault::LostRequest, on).is_some() {
             self.after(TIMEOUT, answer(Said::Silence));
-        } else if self.hit(Fault::Busy) {
+        } else if self.strikes(Fault::Busy, on).is_some() {
             self.after(there + back, answer(Said::Status(Status::too_many_requests("not now", 1))));
-        } else if writes && self.hit(Fault::LateWrite) {
-            let late = self.dice.between(1, 20_000);
+        } else if let Some(mut dice) = writes.then(|| self.strikes(Fault::LateWrite, on)).flatten() {
+            let late = dice.between(1, 20_000);
             self.after(TIMEOUT, answer(Said::Silence));
             self.after(TIMEOUT + late, Action::Arrive(Call { from, verb, then, answered: false }));
-        } else if writes && self.hit(Fault::LostReply) {
+        } else if writes && self.strikes(Fault::LostReply, on).is_some() {
             self.after(TIMEOUT, answer(Said::Silence));
             self.after(there, Action::Arrive(Call { from, verb, then, answered: false }));
-        } else if self.hit(Fault::ServerError) {
+        } else if let Some(mut dice) = self.strikes(Fault::ServerError, on) {
             // It may or may not have been done.
-            if writes && self.dice.chance(500) {
+            if writes && dice.chance(500) {
                 self.after(there, Action::Arrive(Call { from, verb, then: then.clone(), answered: false }));
             }
             self.after(there + back, answer(Said::Status(Status::internal("etcdserver: leader changed"))));
-        } else if writes && !matches!(then, Then::LeaseTaken(_) | Then::LeaseRenewed(_)) && self.hit(Fault::Refused) {
+        } else if writes
+            && !matches!(then, Then::LeaseTaken(_) | Then::LeaseRenewed(_))
+            && self.strikes(Fault::Refused, on).is_some()
+        {
             let refused = Status::forbidden("", "objects", "", "exceeded quota");
             self.after(there + back, answer(Said::Status(refused)));
         } else {
@@ -254,7 +269,7 @@ impl World {
             Said::Silence => String::new(),
         });
         if call.answered {
-            let back = self.latency();
+            let back = self.latency(who);
             self.after(back, Action::Answer(call.from, call.then, said));
         }
     }
@@ -291,7 +306,9 @@ impl World {
                 done.map(|(seen, gone)| if gone { None } else { Some(seen) })
             }
         };
-        if writes && result.is_ok() && matches!(by, Some(Proc::Controller(..))) && !name.ends_with("Lease") {
+        // What is deleted already is not deleted again.
+        let counts = !name.starts_with("delete") || !self.server.commits.is_empty();
+        if writes && counts && result.is_ok() && matches!(by, Some(Proc::Controller(..))) && !name.ends_with("Lease") {
             *self.ghost.writes.entry(name).or_default() += 1;
         }
         self.publish(by);
@@ -307,6 +324,9 @@ impl World {
                 format!("  {:?} {}/{} {what} at {} {}", o.res, o.namespace(), o.name(), o.revision, summary(o))
             });
             let res = commit.now.res;
+            if !matches!(res, Res::Lease | Res::Node) {
+                self.milestones.push(commit.now.revision);
+            }
             self.observe_commit(&commit, by);
             for w in 0..self.watches.len() {
                 if self.watches.get(w).is_some_and(|x| x.res == res) {
@@ -318,12 +338,13 @@ impl World {
     }
 
     fn schedule_pump(&mut self, w: usize) {
-        let slow = self.hit(Fault::Slow);
-        let lag = self.dice.between(1, if slow { 5000 } else { 20 });
-        if let Some(watch) = self.watches.get_mut(w)
-            && watch.open
-            && !watch.pending
-        {
+        let Some((owner, res)) = self.watches.get(w).filter(|x| x.open && !x.pending).map(|x| (x.owner, x.res)) else {
+            return;
+        };
+        let usual = self.dice.between(1, 20);
+        let slow = self.strikes(Fault::Slow, || format!("{owner} watch {res:?}"));
+        let lag = slow.map_or(usual, |mut d| d.between(1, 5000));
+        if let Some(watch) = self.watches.get_mut(w) {
             watch.pending = true;
             self.after(lag, Action::Pump(w));
         }
@@ -333,7 +354,7 @@ impl World {
     pub(super) fn watch(&mut self, owner: Proc, res: Res) -> usize {
         self.watches.push(Watch { owner, res, position: 0, pending: false, open: false });
         let w = self.watches.len() - 1;
-        let lag = self.latency();
+        let lag = self.latency(owner);
         self.after(lag, Action::Reopen(w, true));
         w
     }
@@ -365,15 +386,18 @@ impl World {
             // The connection stalls; what it missed comes when it works again.
             return self.after(1000, Action::Pump(w));
         }
+        if let Some((_, wait)) = self.frozen(owner) {
+            return self.after(wait, Action::Pump(w));
+        }
         if let Some(watch) = self.watches.get_mut(w) {
             watch.pending = false;
         }
-        if self.hit(Fault::WatchDropped) {
+        if let Some(mut dice) = self.strikes(Fault::WatchDropped, || format!("{owner} watch {res:?}")) {
             if let Some(watch) = self.watches.get_mut(w) {
                 watch.open = false;
             }
-            let silence = self.dice.between(10, 60_000);
-            let list = self.dice.chance(500);
+            let silence = dice.between(10, 60_000);
+            let list = dice.chance(500);
             return self.after(silence, Action::Reopen(w, list));
         }
         match self.server.changes(res, position, u64::MAX) {
@@ -387,7 +411,7 @@ impl World {
                 if let Some(watch) = self.watches.get_mut(w) {
                     watch.open = false;
                 }
-                let lag = self.latency();
+                let lag = self.latency(owner);
                 self.after(lag, Action::Reopen(w, true));
             }
         }
@@ -402,12 +426,15 @@ impl World {
         if matches!(owner, Proc::Agent(n, _) if self.nodes.get(n).is_some_and(|n| !n.reaches_api(self.now))) {
             return self.after(1000, Action::Reopen(w, list));
         }
-        let upto = if list {
+        let from_now = self.is(Mutant::WatchFromNow) && matches!(owner, Proc::Controller(..));
+        let position = if from_now && position > 0 { self.server.revision() } else { position };
+        let upto = if list && !(from_now && position > 0) {
             // A controller's caches may be filled by a server that is behind; an agent's list is a quorum read.
-            let stale = matches!(owner, Proc::Controller(..)) && self.hit(Fault::StaleServer);
+            let fills = matches!(owner, Proc::Controller(..));
+            let stale = fills.then(|| self.strikes(Fault::StaleServer, || format!("{owner} list {res:?}"))).flatten();
             let newest = self.server.revision();
-            let back = if stale { self.dice.below(60) } else { 0 };
-            let at = newest.saturating_sub(back).max(2);
+            let back = stale.map_or(0, |mut d| d.below(60));
+            let at = self.frozen(owner).map_or(newest.saturating_sub(back), |(version, _)| version).max(2);
             let listed = self.server.list(res, at).or_else(|_| self.server.list(res, 0));
             let Ok((items, upto)) = listed else { return };
             self.relisted(owner, res, &items, upto);

@@ -1,106 +1,105 @@
 //! Faults that strike by the clock, not by the call.
 
-use super::{Action, World, node::LauncherEvent, server::Res, swarm::Fault, users::Deed};
+use super::{Action, World, dice::Dice, node::LauncherEvent, server::Res, swarm::Fault, users::Deed};
 
 impl World {
-    /// Once a second, until the world is healed.
-    pub(super) fn chaos(&mut self) {
-        let pause = self.dice.between(300, 1500);
-        self.after(pause, Action::Chaos);
-        let (c, n) = (self.dice.below(self.controllers.len() as u64), self.dice.below(self.nodes.len() as u64));
-        let (c, n) = (usize::try_from(c).unwrap_or(0), usize::try_from(n).unwrap_or(0));
-        let name = self.dice.pick(&self.names.clone()).cloned().unwrap_or_default();
-        if self.hit(Fault::Compaction) {
-            let newest = self.server.revision();
-            let keep = self.dice.below(40);
-            self.server.compact(newest.saturating_sub(keep));
-        }
-        if self.hit(Fault::ControllerCrash) {
-            // The one that leads is the one that matters.
-            let victim = self.leader().unwrap_or(c);
-            self.crash_controller(victim, "killed");
-        }
-        if self.hit(Fault::ControllerPause) {
-            let victim = self.leader().unwrap_or(c);
-            let how_long = self.dice.between(100, 40_000);
-            self.say(|| format!("controller {victim} stands still for {how_long} ms"));
-            self.pause_controller(victim, how_long);
-        }
-        if self.hit(Fault::SessionCut) {
-            let open: Vec<u64> = self.sessions.keys().copied().collect();
-            if let Some(id) = self.dice.pick(&open).copied() {
+    /// Does a fault to whomever its dice choose. Whether there was something to hurt.
+    pub(super) fn hurt(&mut self, fault: Fault, mut dice: Dice) -> bool {
+        let some = |dice: &mut Dice, n: usize| usize::try_from(dice.below(n as u64)).unwrap_or(0);
+        let n = some(&mut dice, self.nodes.len());
+        // The controller that leads is the one that matters.
+        let c = some(&mut dice, self.controllers.len());
+        let c = self.leader().unwrap_or(c);
+        let name = dice.pick(&self.names).cloned().unwrap_or_default();
+        match fault {
+            Fault::Compaction => {
+                let newest = self.server.revision();
+                self.server.compact(newest.saturating_sub(dice.below(40)));
+            }
+            Fault::ControllerCrash => self.crash_controller(c, "killed"),
+            Fault::ControllerPause => {
+                let how_long = dice.between(100, 40_000);
+                self.say(|| format!("controller {c} stands still for {how_long} ms"));
+                self.pause_controller(c, how_long);
+            }
+            Fault::SessionCut => {
+                let open: Vec<u64> = self.sessions.keys().copied().collect();
+                let Some(id) = dice.pick(&open).copied() else { return false };
                 self.cut(id);
             }
-        }
-        if self.hit(Fault::Partition) {
-            let until = self.now + self.dice.between(500, 90_000);
-            let which = self.dice.below(3);
-            self.say(|| format!("node {n} is cut off until {until}: {which}"));
-            if which != 1 {
-                self.nodes[n].session_cut = until;
-                self.cut_off(n);
+            Fault::Partition => {
+                let how_long = dice.between(500, 90_000);
+                let until = self.now + how_long;
+                let which = dice.below(3);
+                self.say(|| {
+                    let whom = ["controllers", "the API server", "both"][usize::try_from(which).unwrap_or(0)];
+                    format!("node {n} is cut off from {whom} for {how_long} ms")
+                });
+                if which != 1 {
+                    self.nodes[n].session_cut = until;
+                    self.cut_off(n);
+                }
+                if which != 0 {
+                    self.nodes[n].api_cut = until;
+                }
             }
-            if which != 0 {
-                self.nodes[n].api_cut = until;
+            Fault::AgentCrash => return self.crash_agent(n),
+            Fault::AgentWiped => {
+                self.crash_agent(n);
+                self.say(|| format!("the disk of the agent of node {n} is empty"));
+                self.nodes[n].disk = Default::default();
             }
+            Fault::LauncherKilled | Fault::LauncherDeaf | Fault::GuestEnds => {
+                let pods: Vec<_> = self.nodes[n].launchers.keys().cloned().collect();
+                let Some(pod) = dice.pick(&pods).cloned() else { return false };
+                if fault == Fault::LauncherKilled {
+                    self.kill_launcher(n, &pod);
+                } else if fault == Fault::LauncherDeaf {
+                    let how_long = dice.between(100, 30_000);
+                    self.deafen_launcher(n, &pod, how_long);
+                } else {
+                    let ways = [LauncherEvent::PoweredOff, LauncherEvent::Crashed, LauncherEvent::Panicked];
+                    let way = dice.pick(&ways).copied().unwrap_or(LauncherEvent::Crashed);
+                    self.end_guest(n, &pod, way);
+                }
+            }
+            Fault::PowerLoss => self.lose_power(n, &mut dice),
+            Fault::PodsDeleted => return self.deed(&Deed::DeletePod(name, dice.chance(300))),
+            Fault::InstancesDeleted => return self.deed(&Deed::DeleteInstance(name)),
+            Fault::LabelsEdited => {
+                let deed = match dice.below(5) {
+                    0 => Deed::Unlabel(name),
+                    n => Deed::Label(name, n),
+                };
+                return self.deed(&deed);
+            }
+            Fault::NodeDeleted => {
+                let node = self.nodes[n].name.clone();
+                self.say(|| format!("somebody deletes the object of node {n}"));
+                let _ = self.serve(super::api::Verb::delete(Res::Node, "", node.as_str(), ""), None);
+            }
+            Fault::LostRequest
+            | Fault::LostReply
+            | Fault::LateWrite
+            | Fault::Busy
+            | Fault::ServerError
+            | Fault::Refused
+            | Fault::Slow
+            | Fault::WatchDropped
+            | Fault::StaleServer
+            | Fault::GuestDeaf
+            | Fault::StartFails
+            | Fault::KubeletSlow
+            | Fault::OutOfService => return false,
         }
-        if self.hit(Fault::AgentCrash) {
-            self.crash_agent(n);
-        }
-        if self.hit(Fault::AgentWiped) {
-            self.crash_agent(n);
-            self.say(|| format!("the disk of the agent of node {n} is empty"));
-            self.nodes[n].disk = Default::default();
-        }
-        self.hurt_guests(n);
-        if self.hit(Fault::PowerLoss) {
-            self.lose_power(n);
-        }
-        if self.hit(Fault::PodsDeleted) {
-            let force = self.dice.chance(300);
-            self.deed(&Deed::DeletePod(name.clone(), force));
-        }
-        if self.hit(Fault::InstancesDeleted) {
-            self.deed(&Deed::DeleteInstance(name.clone()));
-        }
-        if self.hit(Fault::LabelsEdited) {
-            let deed = match self.dice.below(5) {
-                0 => Deed::Unlabel(name),
-                n => Deed::Label(name, n),
-            };
-            self.deed(&deed);
-        }
-        if self.hit(Fault::NodeDeleted) {
-            let node = self.nodes[n].name.clone();
-            self.say(|| format!("somebody deletes the object of node {n}"));
-            let _ = self.serve(super::api::Verb::delete(Res::Node, "", node.as_str(), ""), None);
-        }
+        true
     }
 
-    fn hurt_guests(&mut self, n: usize) {
-        let pods: Vec<_> = self.nodes[n].launchers.keys().cloned().collect();
-        let Some(pod) = self.dice.pick(&pods).cloned() else { return };
-        if self.hit(Fault::LauncherKilled) {
-            self.kill_launcher(n, &pod);
-        }
-        if self.hit(Fault::LauncherDeaf) {
-            let how_long = self.dice.between(100, 30_000);
-            self.deafen_launcher(n, &pod, how_long);
-        }
-        if self.hit(Fault::GuestEnds) {
-            let ways = [LauncherEvent::PoweredOff, LauncherEvent::Crashed, LauncherEvent::Panicked];
-            let way = self.dice.pick(&ways).copied().unwrap_or(LauncherEvent::Crashed);
-            self.end_guest(n, &pod, way);
-        }
-    }
-
-    fn lose_power(&mut self, n: usize) {
+    fn lose_power(&mut self, n: usize, dice: &mut Dice) {
         self.power_off(n);
-        let back = self.dice.between(1000, 120_000);
-        self.after(back, Action::PowerOn(n));
-        if self.hit(Fault::OutOfService) {
-            let wait = self.dice.between(45_000, 60_000);
-            self.after(wait, Action::Fence(n));
+        self.after(dice.between(1000, 120_000), Action::PowerOn(n));
+        if let Some(mut dice) = self.strikes(Fault::OutOfService, || format!("node {n}")) {
+            self.after(dice.between(45_000, 60_000), Action::Fence(n));
         }
     }
 
@@ -125,6 +124,9 @@ impl World {
     pub(super) fn heal(&mut self) {
         self.say(|| "faults stop".into());
         self.swarm.heal();
+        if let Some(waiting) = &mut self.given {
+            waiting.clear();
+        }
         for c in 0..self.controllers.len() {
             self.controllers[c].paused = self.controllers[c].paused.min(self.now);
             self.resume_controller(c);

@@ -56,6 +56,8 @@ pub(super) struct Controller {
     /// It may act as leader until then, by its own clock.
     pub until: u64,
     pub driver: Option<Driver>,
+    /// It does not care how long its Lease is.
+    pub obstinate: bool,
 }
 
 impl Controller {
@@ -72,6 +74,7 @@ impl Controller {
             epoch: None,
             until: 0,
             driver: None,
+            obstinate: false,
         }
     }
 
@@ -85,7 +88,7 @@ impl Controller {
     }
 
     pub fn leads(&self, now: u64) -> bool {
-        self.alive && self.epoch.is_some() && self.until > now
+        self.alive && self.epoch.is_some() && (self.until > now || self.obstinate)
     }
 }
 
@@ -106,7 +109,8 @@ impl World {
         if x.alive {
             return;
         }
-        *x = Controller { inc: x.inc + 1, alive: true, instance, ..Controller::new() };
+        let obstinate = self.mutant == Some(Mutant::DeposedActs);
+        *x = Controller { inc: x.inc + 1, alive: true, instance, obstinate, ..Controller::new() };
         let me = self.proc_of(c);
         self.say(|| format!("{me:?} starts"));
         let sets = !self.sets.is_empty();
@@ -242,6 +246,7 @@ impl World {
             let text = format!("controller {c} leads with epoch {epoch} while controller {o} believes that it leads");
             self.ghost.rivals.push(text);
         }
+        let asked = if self.is(Mutant::LeaseFromAnswer) { self.now } else { asked };
         let x = &mut self.controllers[c];
         x.epoch = Some(epoch);
         x.until = asked + LEASE;
@@ -282,6 +287,7 @@ impl World {
             },
             Then::LeaseRenewed(sent) => match said {
                 Said::Object(lease) => {
+                    let sent = if self.is(Mutant::LeaseFromAnswer) { self.now } else { *sent };
                     let x = &mut self.controllers[c];
                     x.until = sent + LEASE;
                     x.lease = Some(lease.clone());
@@ -300,6 +306,7 @@ impl World {
                     let sent = self.now;
                     self.renew(c, sent);
                 }
+                Said::Object(_) if self.controllers[c].obstinate => self.after(RENEW, Action::LeaseTick(me)),
                 Said::Object(_) | Said::Deleted | Said::List(..) => self.crash_controller(c, "the Lease is another's"),
                 Said::Status(s) if s.code == 404 => self.crash_controller(c, "the Lease is gone"),
                 Said::Status(_) | Said::Silence => self.renew_later(c),
@@ -366,6 +373,9 @@ impl World {
             cache.objects.remove(o.uid());
         }
         for o in vanished {
+            if self.is(Mutant::AbsenceIgnored) || self.forgets(c, &o) {
+                continue;
+            }
             let evidence = self.is(Mutant::AbsenceIsEvidence);
             self.enqueue(c, &o, absent(&o, evidence));
         }

@@ -3,7 +3,8 @@
 
 use super::{
     Action, World,
-    api::{Said, Then, Verb},
+    api::{Proc, Said, Then, Verb},
+    heard::NodeCell,
     invariants::Waits,
     mutants::Mutant,
     server::{Res, Seen},
@@ -12,21 +13,20 @@ use super::{
     swarm::Fault,
     users::SECRET,
 };
-use embedded::semantics::{Status, write::Part};
+use embedded::semantics::write::Part;
 use serde_json::json;
 use state::{
-    Event, Key, Machine, Millis, NodeName, PodUid, ResourceVersion, Timestamp, Uid,
-    domain::{AckResult, Domain, InstructKind, Outcome},
+    Event, Key, Machine, Millis, NodeName, Timestamp, Uid,
+    domain::InstructKind,
     node,
     object::{CommandId, Kind, ObjectRef, Refusal, Settled},
     observe::{NodeView, Object},
     set,
-    vm::{ClusterConfig, Command, Fact, Input, Interest, NodeFact, Order, Patch, Recipe, Report, Sight, Source, Vm},
+    vm::{ClusterConfig, Command, Fact, Input, Interest, Order, Patch, Recipe, Report, Sight, Source, Vm},
 };
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     rc::Rc,
-    sync::Arc,
 };
 
 /// Which cell.
@@ -49,38 +49,9 @@ pub(super) enum Entry {
     NodeGone(NodeName, Uid, bool),
 }
 
-struct VmCell {
+pub(super) struct VmCell {
     machine: Vm,
     interests: BTreeSet<Interest>,
-}
-
-/// What an agent said about its inventory last.
-#[derive(Debug, Clone)]
-pub(super) struct Inventory {
-    pub session: u64,
-    pub complete: bool,
-    pub boot_id: String,
-    pub reflector_rv: u64,
-}
-
-impl Inventory {
-    fn report(&self, node: &NodeName) -> Report {
-        Report::Inventory {
-            node: node.clone(),
-            session: self.session,
-            complete: self.complete,
-            reflector_rv: ResourceVersion(self.reflector_rv),
-            boot_id: self.boot_id.clone(),
-        }
-    }
-}
-
-struct NodeCell {
-    machine: node::Node,
-    told: Option<NodeFact>,
-    inventory: Option<Inventory>,
-    domains: BTreeMap<PodUid, (Key, Arc<Domain>)>,
-    outcomes: BTreeMap<PodUid, (Key, Outcome)>,
 }
 
 /// The way to a node's agent.
@@ -97,21 +68,21 @@ pub enum Link {
 /// What a leader has beyond a standby.
 #[derive(Default)]
 pub(super) struct Driver {
-    vms: BTreeMap<Key, VmCell>,
+    pub(super) vms: BTreeMap<Key, VmCell>,
     again: BTreeMap<Key, Vm>,
     pub(super) sets: BTreeMap<Key, SetCell>,
-    nodes: BTreeMap<NodeName, NodeCell>,
-    interested: BTreeMap<(String, Interest), BTreeSet<Key>>,
+    pub(super) nodes: BTreeMap<NodeName, NodeCell>,
+    pub(super) interested: BTreeMap<(String, Interest), BTreeSet<Key>>,
     deadlines: BTreeSet<(u64, CellId)>,
     armed: BTreeMap<CellId, u64>,
-    waiting: BTreeMap<(NodeName, String), (Key, CommandId)>,
-    inputs: VecDeque<(Key, Input)>,
+    pub(super) waiting: BTreeMap<(NodeName, String), (Key, CommandId)>,
+    pub(super) inputs: VecDeque<(Key, Input)>,
     order: VecDeque<(Res, String)>,
     entries: BTreeMap<(Res, String), Entry>,
     driving: bool,
     pub(super) links: BTreeMap<NodeName, Link>,
-    retry: BTreeMap<NodeName, u64>,
-    numbers: u64,
+    pub(super) retry: BTreeMap<NodeName, u64>,
+    pub(super) numbers: u64,
 }
 
 /// Classifies an answer, as the executor does.
@@ -150,7 +121,7 @@ fn reference(seen: &Seen) -> Option<ObjectRef> {
 }
 
 /// The cell that an object belongs to: that of its name, of a pod that of its owner.
-fn cell_of(seen: &Seen) -> Key {
+pub(super) fn cell_of(seen: &Seen) -> Key {
     let name = if seen.res == Res::Pod { seen.owner().map_or("", |(_, n, _)| n) } else { seen.name() };
     Key::new(seen.namespace(), name)
 }
@@ -268,13 +239,13 @@ impl World {
         self.after(wait, Action::Wake(me));
     }
 
-    fn input(&mut self, c: usize, key: Key, input: Input) {
+    pub(super) fn input(&mut self, c: usize, key: Key, input: Input) {
         if let Some(d) = self.driver(c) {
             d.inputs.push_back((key, input));
         }
     }
 
-    fn tell(&mut self, c: usize, interest: &(String, Interest), input: &Input) {
+    pub(super) fn tell(&mut self, c: usize, interest: &(String, Interest), input: &Input) {
         if let Some(d) = self.driver(c) {
             let keys: Vec<Key> = d.interested.get(interest).into_iter().flatten().cloned().collect();
             d.inputs.extend(keys.into_iter().map(|k| (k, input.clone())));
@@ -310,6 +281,7 @@ impl World {
             self.steps += 1;
             self.carry_out(c, &CellId::Vm(key.clone()), commands);
         }
+        self.cover(c, key, &input);
         let Some(cell) = self.driver(c).and_then(|d| d.vms.get_mut(key)) else { return };
         if cell.machine.knows(&input) {
             return;
@@ -340,6 +312,7 @@ impl World {
             && let Some(d) = self.driver(c)
         {
             d.vms.remove(key);
+            d.waiting.retain(|_, (waits, _)| waits != key);
             d.disarm(&CellId::Vm(key.clone()));
         }
     }
@@ -403,12 +376,17 @@ impl World {
                 | Command::Delete { id, .. }
                 | Command::Confirm { id, .. }
                 | Command::Survey { id, .. }
-                    if !leads =>
+                    if !leads && !self.is(Mutant::DeposedWritesStatus) =>
                 {
                     let result = Settled::Busy { after: Millis(1000) };
                     self.after(1, Action::Settled(me, cell, id, Box::new(result)));
                 }
                 Command::Create { id, recipe, source, target } => {
+                    if let Some(old) = self.cached(c, &source.object).filter(|_| self.is(Mutant::CreatesFromTheCache)) {
+                        let then = Then::Render(cell, id, recipe, source, target);
+                        self.after(1, Action::Answer(me, then, Said::Object(old)));
+                        continue;
+                    }
                     let get = Verb::Get(
                         Res::of(source.object.kind),
                         source.object.namespace.clone(),
@@ -420,13 +398,14 @@ impl World {
                 Command::Delete { id, target } => {
                     self.observe_delete(&target);
                     let res = Res::of(target.kind);
-                    let verb = Verb::delete(res, &target.namespace, &target.name, target.uid.as_str());
-                    self.write(c, verb, Then::Settle(cell, id, true));
+                    self.bend_deletion(c, &cell, &target);
+                    let uid = if self.is(Mutant::DeletesByName) { "" } else { target.uid.as_str() };
+                    let verb = Verb::delete(res, &target.namespace, &target.name, uid);
+                    self.write(c, &format!("delete {}", target.kind.name()), verb, Then::Settle(cell, id, true));
                 }
                 Command::Confirm { id, target } => {
-                    if let Some(old) = self.cached_set(c, &target).filter(|_| self.is(Mutant::SetsFromTheCache)) {
-                        let answer = Action::Answer(me, Then::Settle(cell, id, false), Said::Object(old));
-                        self.after(1, answer);
+                    if let Some(said) = self.bend_confirm(c, &target) {
+                        self.after(1, Action::Answer(me, Then::Settle(cell, id, false), said));
                         continue;
                     }
                     let get = Verb::Get(Res::of(target.kind), target.namespace, target.name);
@@ -452,8 +431,9 @@ impl World {
         self.call(me, Verb::List(res, namespace), then);
     }
 
-    fn patch(&mut self, c: usize, cell: CellId, id: CommandId, mut patch: Patch) {
-        if self.is(Mutant::NoPreconditions)
+    pub(super) fn patch(&mut self, c: usize, cell: CellId, id: CommandId, mut patch: Patch) {
+        let by_force = self.is(Mutant::DeposedWritesStatus) && patch.status;
+        if (self.is(Mutant::NoPreconditions) || by_force)
             && let Some(m) = patch.body.get_mut("metadata").and_then(serde_json::Value::as_object_mut)
         {
             m.remove("resourceVersion");
@@ -463,15 +443,16 @@ impl World {
         }
         let t = &patch.target;
         let part = if patch.status { Part::Status } else { Part::Main };
-        *self.ghost.whys.entry(format!("{} {}", t.kind.name(), patch.why)).or_default() += 1;
+        let why = format!("{} {}", t.kind.name(), patch.why);
         let verb = Verb::merge(Res::of(t.kind), &t.namespace, &t.name, part, patch.body);
-        self.write(c, verb, Then::Settle(cell, id, true));
+        self.write(c, &format!("patch {why}"), verb, Then::Settle(cell, id, true));
+        *self.ghost.whys.entry(why).or_default() += 1;
     }
 
     /// An effect: a place where a controller may die, before or after.
-    pub(super) fn write(&mut self, c: usize, verb: Verb, then: Then) {
+    pub(super) fn write(&mut self, c: usize, what: &str, verb: Verb, then: Then) {
         let me = self.proc_of(c);
-        let fate = self.effect(me);
+        let fate = self.effect(me, what);
         if fate.happens {
             self.call(me, verb, then);
         }
@@ -487,7 +468,7 @@ impl World {
                 if let Some(cell) = self.driver(c).and_then(|d| d.nodes.get_mut(node)) {
                     cell.outcomes.remove(&pod);
                 }
-                let fate = self.effect(me);
+                let fate = self.effect(me, "acknowledge");
                 let sent = fate.happens && self.send_down(c, node, Down::OutcomeAck { pod, seq });
                 let result = if sent { Settled::Applied(None) } else { Settled::Unknown };
                 self.after(1, Action::Settled(me, CellId::Vm(key.clone()), id, Box::new(result)));
@@ -528,7 +509,7 @@ impl World {
                 }
                 let result = settled(said, writes, object);
                 // Own writes count at once, also for the set that an instance is of.
-                if let Settled::Applied(Some(o)) = &result {
+                if let (Settled::Applied(Some(o)), false) = (&result, self.is(Mutant::OwnWritesUnshown)) {
                     self.show_sets(c, &key, &Sight::Present(o.clone()));
                 }
                 self.settle(c, CellId::Vm(key), id, result);
@@ -563,7 +544,7 @@ impl World {
                     Ok(_) => return self.settle(c, cell, id, Settled::Unknown),
                     Err(result) => return self.settle(c, cell, id, result),
                 };
-                let fate = self.effect(me);
+                let fate = self.effect(me, &format!("instruct {}", instruction.kind.name()));
                 let epoch = self.controllers[c].epoch.unwrap_or_default();
                 let slot = (node.clone(), instruction.id.to_string());
                 if let Some(d) = self.driver(c) {
@@ -618,7 +599,8 @@ impl World {
         }
         match state::render::render(recipe, &source.object, &target, &raw.value, &[]) {
             Ok(mut body) => {
-                if self.is(Mutant::RandomPodName) && target.kind == Kind::Pod {
+                let random = self.is(Mutant::RandomPodName) || self.is(Mutant::LauncherAfterTombstone);
+                if random && target.kind == Kind::Pod {
                     let suffix = self.dice.below(1 << 32);
                     body["metadata"]["name"] = json!(format!("{}-{suffix:x}", target.name));
                 }
@@ -626,11 +608,15 @@ impl World {
                     let suffix = self.dice.below(1 << 32);
                     body["metadata"]["name"] = json!(format!("{}-{suffix:x}", target.name));
                 }
-                if self.is(Mutant::NoFinalizer) && target.kind == Kind::VirtualMachineInstance {
+                if self.is(Mutant::PodsOfTheMachine) && target.kind == Kind::Pod {
+                    own_by_machine(&mut body, &raw.value);
+                }
+                let goes = self.is(Mutant::NoFinalizer) || self.is(Mutant::PodsOfTheMachine);
+                if goes && target.kind == Kind::VirtualMachineInstance {
                     body["metadata"]["finalizers"] = json!([]);
                 }
-                let verb = Verb::Create(Res::of(target.kind), target.namespace, body);
-                self.write(c, verb, Then::Settle(cell, id, true));
+                let verb = Verb::Create(Res::of(target.kind), target.namespace.clone(), body);
+                self.write(c, &format!("create {}", target.kind.name()), verb, Then::Settle(cell, id, true));
             }
             Err(e) => {
                 let message = e.to_string();
@@ -638,149 +624,6 @@ impl World {
                 self.settle(c, cell, id, Settled::Refused(refused));
             }
         }
-    }
-
-    // --- Node cells and what agents say ---
-
-    pub(super) fn node_step(&mut self, c: usize, name: &NodeName, input: node::Input) {
-        let at = Timestamp(self.now);
-        let Some(d) = self.driver(c) else { return };
-        let cell = d.nodes.entry(name.clone()).or_insert_with(|| NodeCell {
-            machine: node::Node::new(name.clone()),
-            told: None,
-            inventory: None,
-            domains: BTreeMap::new(),
-            outcomes: BTreeMap::new(),
-        });
-        let commands = cell.machine.step(&Event::new(at, input));
-        let fact = cell.machine.fact();
-        let changed = cell.told.as_ref() != Some(&fact);
-        cell.told = Some(fact.clone());
-        let reachable = cell.machine.agent_address().is_some();
-        self.steps += 1;
-        self.mark(&[4, c as u64, commands.len() as u64]);
-        self.follow_address(c, name, reachable);
-        if changed {
-            self.say(|| format!("controller {c} node {name}: {fact:?}"));
-            self.tell(c, &(String::new(), Interest::Node(name.clone())), &Input::Configured(Fact::Node(fact)));
-        }
-        let me = self.proc_of(c);
-        for command in commands {
-            let cell = CellId::Node(name.clone());
-            match command {
-                Command::Wake { at } => self.arm(c, cell, at.0),
-                Command::Patch { id, patch } => {
-                    if self.controllers[c].leads(self.now) {
-                        self.patch(c, cell, id, patch);
-                    } else {
-                        let busy = Said::Status(Status::too_many_requests("", 1));
-                        self.after(1, Action::Answer(me, Then::Settle(cell, id, true), busy));
-                    }
-                }
-                Command::Confirm { id, target } => {
-                    let get = Verb::Get(Res::Node, String::new(), target.name);
-                    self.call(me, get, Then::Settle(cell, id, false));
-                }
-                Command::Note(_)
-                | Command::Create { .. }
-                | Command::Delete { .. }
-                | Command::Survey { .. }
-                | Command::Instruct { .. } => {}
-            }
-        }
-    }
-
-    /// A node says where its agent listens, or that there is none any more.
-    fn follow_address(&mut self, c: usize, name: &NodeName, reachable: bool) {
-        let me = self.proc_of(c);
-        let Some(d) = self.driver(c) else { return };
-        match (reachable, d.links.get(name).copied()) {
-            (true, None) => {
-                d.links.insert(name.clone(), Link::Idle);
-                self.after(1, Action::Dial(me, name.clone()));
-            }
-            (false, Some(link)) => {
-                d.links.remove(name);
-                if let Link::Open(id) | Link::Dialing(id) = link {
-                    self.cut(id);
-                }
-            }
-            (true, Some(_)) | (false, None) => {}
-        }
-    }
-
-    /// Dials again after a pause that doubles.
-    pub(super) fn dial_later(&mut self, c: usize, node: &NodeName) {
-        let me = self.proc_of(c);
-        let Some(d) = self.driver(c) else { return };
-        let Some(link) = d.links.get_mut(node) else { return };
-        *link = Link::Idle;
-        let wait = *d.retry.get(node).unwrap_or(&200);
-        d.retry.insert(node.clone(), (wait * 2).min(5000));
-        self.after(wait, Action::Dial(me, node.clone()));
-    }
-
-    /// A session has opened: its number, unique in this life.
-    pub(super) fn session_opened(&mut self, c: usize, node: &NodeName, id: u64) -> Option<u64> {
-        let d = self.driver(c)?;
-        d.numbers += 1;
-        let number = d.numbers;
-        d.links.insert(node.clone(), Link::Open(id));
-        d.retry.remove(node);
-        self.node_step(c, node, node::Input::Session(Some(number)));
-        if let Some(cell) = self.driver(c)?.nodes.get_mut(node) {
-            cell.domains.clear();
-        }
-        Some(number)
-    }
-
-    /// A session has ended.
-    pub(super) fn session_closed(&mut self, c: usize, node: &NodeName, number: u64) {
-        let Some(d) = self.driver(c) else { return };
-        let ours = d.nodes.get(node).is_some_and(|n| n.machine.fact().session == Some(number));
-        let broken: Vec<_> = d.waiting.keys().filter(|(n, _)| n == node).cloned().collect();
-        for slot in broken {
-            if let Some((key, id)) = d.waiting.remove(&slot) {
-                d.inputs.push_back((key, Input::Settled { id, result: Settled::Unknown }));
-            }
-        }
-        if ours {
-            self.node_step(c, node, node::Input::Session(None));
-        }
-        self.dial_later(c, node);
-        self.drain(c);
-    }
-
-    pub(super) fn heard_inventory(&mut self, c: usize, node: &NodeName, inventory: Inventory) {
-        let report = inventory.report(node);
-        if let Some(cell) = self.driver(c).and_then(|d| d.nodes.get_mut(node)) {
-            cell.inventory = Some(inventory);
-        }
-        self.tell(c, &(String::new(), Interest::Node(node.clone())), &Input::Reported(report));
-        self.drain(c);
-    }
-
-    pub(super) fn heard_domain(&mut self, c: usize, node: &NodeName, key: Key, domain: Domain) {
-        let domain = Arc::new(domain);
-        if let Some(cell) = self.driver(c).and_then(|d| d.nodes.get_mut(node)) {
-            cell.domains.insert(domain.pod.clone(), (key.clone(), domain.clone()));
-        }
-        self.input(c, key, Input::Reported(Report::Domain { node: node.clone(), domain }));
-    }
-
-    pub(super) fn heard_outcome(&mut self, c: usize, node: &NodeName, key: Key, outcome: Outcome) {
-        if let Some(cell) = self.driver(c).and_then(|d| d.nodes.get_mut(node)) {
-            cell.outcomes.insert(outcome.pod.clone(), (key.clone(), outcome.clone()));
-        }
-        self.input(c, key, Input::Reported(Report::Outcome { node: node.clone(), outcome }));
-    }
-
-    pub(super) fn heard_ack(&mut self, c: usize, node: &NodeName, id: &str, result: AckResult) {
-        let slot = (node.clone(), id.to_owned());
-        if let Some((key, id)) = self.driver(c).and_then(|d| d.waiting.remove(&slot)) {
-            self.input(c, key, Input::Settled { id, result: Settled::Acked(result) });
-        }
-        self.drain(c);
     }
 
     /// Keys of the leader's Vm and Set cells and what they wait for.
@@ -832,8 +675,9 @@ impl World {
     }
 
     /// Slower than usual, now and then.
-    pub(super) fn hiccup(&mut self) -> u64 {
-        if self.hit(Fault::Slow) { self.dice.between(1, 3000) } else { self.dice.between(1, 10) }
+    pub(super) fn hiccup(&mut self, who: Proc) -> u64 {
+        let usual = self.dice.between(1, 10);
+        self.strikes(Fault::Slow, || format!("{who} message")).map_or(usual, |mut d| d.between(1, 3000))
     }
 }
 
@@ -843,26 +687,17 @@ impl Driver {
             self.deadlines.remove(&(at, cell.clone()));
         }
     }
+}
 
-    /// The present levels of a node, for a cell that has just become interested.
-    fn node_levels(&mut self, key: &Key, name: &NodeName) {
-        let Some(cell) = self.nodes.get(name) else { return };
-        let mut inputs = vec![Input::Configured(Fact::Node(cell.machine.fact()))];
-        let node = || name.clone();
-        inputs.extend(
-            cell.domains
-                .values()
-                .filter(|(k, _)| k == key)
-                .map(|(_, d)| Input::Reported(Report::Domain { node: node(), domain: d.clone() })),
-        );
-        inputs.extend(
-            cell.outcomes
-                .values()
-                .filter(|(k, _)| k == key)
-                .map(|(_, o)| Input::Reported(Report::Outcome { node: node(), outcome: o.clone() })),
-        );
-        inputs.extend(cell.inventory.iter().map(|i| Input::Reported(i.report(name))));
-        self.inputs.extend(inputs.into_iter().map(|i| (key.clone(), i)));
+/// The machine stands before the instance as the owner of a pod.
+fn own_by_machine(pod: &mut serde_json::Value, vmi: &serde_json::Value) {
+    if let (Some(machine), Some(owners)) = (
+        vmi.pointer("/metadata/ownerReferences/0").cloned(),
+        pod.pointer_mut("/metadata/ownerReferences").and_then(serde_json::Value::as_array_mut),
+    ) {
+        let mut machine = machine;
+        machine["controller"] = json!(false);
+        owners.insert(0, machine);
     }
 }
 

@@ -101,7 +101,9 @@ pub struct Ghost {
     pub hurried: Vec<String>,
     /// Calls of controllers about one object in the present minute.
     pub asked: BTreeMap<String, (u64, u32)>,
-    /// Objects that a controller asked for again and again.
+    /// When instances of a machine ended that never ran, by the machine's UID, in milliseconds.
+    pub failed_starts: BTreeMap<String, Vec<u64>>,
+    /// Objects that a controller asked for, or started, again and again.
     pub pestered: Vec<String>,
     /// Steps that a replay of what was recorded takes otherwise.
     pub unrepeatable: Vec<String>,
@@ -156,6 +158,9 @@ impl Ghost {
         versions.get(from..).unwrap_or_default().iter().any(|v| like(v))
     }
 }
+
+/// Failed starts of one machine within a minute that are too many: with its back-off there are three, and people start it, too.
+const FAILED_STARTS: usize = 12;
 
 fn is_final(vmi: &Seen) -> bool {
     Phase::parse(vmi.text("/status/phase")).is_final()
@@ -227,10 +232,17 @@ impl Ghost {
                 if was != Some(phase) {
                     phases.push(phase);
                 }
+                let failed = !phases.contains(&Phase::Running) && !now.deleting();
                 if phase.is_final() && was.is_none_or(|w| !w.is_final()) && by_controller {
                     self.said_to_end(now);
+                    if failed {
+                        self.fails_to_start(now, at);
+                    }
                 }
                 let kept = |o: &Seen| finalizers(&o.value).iter().any(|f| f == api::names::FINALIZER_VMI);
+                if by_controller && now.deleting() && commit.before.as_ref().is_some_and(|b| !b.deleting()) {
+                    self.hits(now);
+                }
                 if by_controller && commit.before.as_ref().is_some_and(|b| kept(b)) && !kept(now) {
                     self.let_go(&uid);
                 }
@@ -347,6 +359,20 @@ impl Ghost {
         }
     }
 
+    /// An instance of a machine ended and had never run; its machine is to be started ever less often.
+    fn fails_to_start(&mut self, vmi: &Rc<Seen>, at: u64) {
+        let Some((kind, name, machine)) = vmi.owner() else { return };
+        if kind != Kind::VirtualMachine.name() {
+            return;
+        }
+        let all = self.failed_starts.entry(machine.to_owned()).or_default();
+        all.push(at);
+        let lately = all.iter().filter(|t| **t + 60_000 > at).count();
+        if lately > FAILED_STARTS {
+            self.pestered.push(format!("machine {name} failed to start {lately} times within a minute"));
+        }
+    }
+
     /// A controller says that an instance has ended.
     fn said_to_end(&mut self, vmi: &Rc<Seen>) {
         let runs = self.executing.get(vmi.uid()).into_iter().flatten();
@@ -380,6 +406,19 @@ impl Ghost {
             if !self.declared.contains(&pod) && self.exists(&pod) {
                 self.unfounded.push(format!("instance {vmi} was let go while pod {pod} runs it"));
             }
+        }
+    }
+
+    /// A controller's deletion has hit this instance, whichever it was meant for. (Those of sets are judged when they are sent: by
+    /// now there may be fewer.)
+    fn hits(&mut self, vmi: &Rc<Seen>) {
+        if vmi.owner().is_some_and(|(kind, ..)| kind == Kind::VirtualMachine.name()) {
+            self.deletes(&ObjectRef {
+                kind: Kind::VirtualMachineInstance,
+                namespace: vmi.namespace().into(),
+                name: vmi.name().into(),
+                uid: vmi.uid().into(),
+            });
         }
     }
 

@@ -82,8 +82,9 @@ impl World {
             return;
         }
         self.nodes[n].kubelet_due = true;
-        let slow = self.hit(Fault::KubeletSlow);
-        let lag = self.dice.between(1, if slow { 8000 } else { 30 });
+        let usual = self.dice.between(1, 30);
+        let slow = self.strikes(Fault::KubeletSlow, || format!("node {n}"));
+        let lag = slow.map_or(usual, |mut d| d.between(1, 8000));
         let boot = self.nodes[n].boot;
         self.after(lag, Action::Kubelet(n, boot));
     }

@@ -10,6 +10,7 @@
 //! | launchers | the real latch; guests that obey or not ([`node`]) |
 //! | kubelet, scheduler, collectors | written down as simply as they can be ([`kubelet`], [`cluster`]) |
 //! | people | [`users`] |
+//! | what people and faults did | [`plan`], which can be given, and made smaller ([`shrink`]) |
 //! | faults | drawn per seed ([`swarm`]), by the call or by the clock ([`chaos`]) |
 //! | truth | [`ghost`], from a store by [`told`], judged by [`invariants`], which are judged by [`mutants`] |
 //!
@@ -18,20 +19,27 @@
 
 pub mod agent;
 pub mod api;
+pub mod bugs;
 mod chaos;
 mod cluster;
 pub mod controller;
+pub mod coverage;
 pub mod dice;
 pub mod driver;
+pub mod exhaustive;
 pub mod ghost;
+mod heard;
 pub mod invariants;
 pub mod kubelet;
 pub mod mutants;
 pub mod node;
+pub mod plan;
+pub mod report;
 pub mod run;
 pub mod server;
 pub mod session;
 pub mod sets;
+pub mod shrink;
 pub mod swarm;
 pub mod told;
 pub mod users;
@@ -43,6 +51,7 @@ use driver::CellId;
 use ghost::Ghost;
 use mutants::Mutant;
 use node::{LauncherEvent, LinkMessage, Node, Order};
+use plan::Planned;
 use server::Server;
 use session::{Down, Session, Up};
 use state::{
@@ -53,6 +62,7 @@ use state::{
 };
 use std::collections::BTreeMap;
 use swarm::{Fault, Swarm};
+use users::Deed;
 
 /// When the world begins: 2026-01-01, in milliseconds.
 const BEGIN: u64 = 1_767_225_600_000;
@@ -104,6 +114,8 @@ enum Action {
     Lifecycle,
     User,
     Chaos,
+    Deed(Box<Deed>),
+    Strike(Fault, u64),
 }
 
 /// What becomes of an effect.
@@ -149,7 +161,18 @@ pub struct World {
     now: u64,
     seq: u64,
     agenda: BTreeMap<(u64, u64), Action>,
+    /// Everything that is no fault, drawn anew from the seed at each instant: what was left out before changes nothing now.
     dice: Dice,
+    seed: u64,
+    /// What people and faults are drawn from.
+    fates: Dice,
+    /// What is done instead of what is drawn.
+    given: Option<plan::Waiting>,
+    /// What was done.
+    planned: Vec<Planned>,
+    early: u64,
+    /// How often each fault could have struck at the instant when it could last.
+    chances: Vec<(u64, u32)>,
     swarm: Swarm,
     server: Server,
     watches: Vec<Watch>,
@@ -165,6 +188,12 @@ pub struct World {
     ghost: Ghost,
     mutant: Option<Mutant>,
     crash: Option<CrashPoint>,
+    stale: Option<exhaustive::Stale>,
+    /// Until when controllers are told of nothing, and get lists of this version.
+    frozen: Option<(u64, u64)>,
+    /// Versions of what was written, but for Leases and nodes.
+    milestones: Vec<u64>,
+    coverage: Option<coverage::Coverage>,
     effects: [u64; 2],
     record: Option<Vec<String>>,
     /// Steps are taken again from what is recorded of them.
@@ -188,9 +217,15 @@ impl World {
     pub fn new(seed: u64, swarm: Swarm, nodes: usize, controllers: usize) -> Self {
         let mut w = Self {
             now: BEGIN,
-            seq: 0,
+            seq: plan::EARLY,
             agenda: BTreeMap::new(),
             dice: Dice::new(seed),
+            seed,
+            fates: Dice::new(seed ^ 0xfa7e),
+            given: None,
+            planned: vec![],
+            early: 0,
+            chances: vec![(0, 0); Fault::ALL.len()],
             swarm,
             server: Server::default(),
             watches: vec![],
@@ -205,6 +240,10 @@ impl World {
             ghost: Ghost::default(),
             mutant: None,
             crash: None,
+            stale: None,
+            frozen: None,
+            milestones: vec![],
+            coverage: None,
             effects: [0, 0],
             record: None,
             replay: false,
@@ -234,14 +273,13 @@ impl World {
         self.agenda.insert((self.now + wait, self.seq), action);
     }
 
-    /// Whether this fault strikes now.
-    fn hit(&mut self, fault: Fault) -> bool {
-        let rate = self.swarm.rate(fault);
-        let hit = self.dice.chance(rate);
-        if hit {
-            *self.struck.entry(fault).or_default() += 1;
+    /// It is this time now.
+    fn turn(&mut self, at: u64) {
+        if at > self.now {
+            self.now = at;
+            let mut mixed = Dice::new(self.seed ^ Dice::new(at).draw());
+            self.dice = Dice::new(mixed.draw());
         }
-        hit
     }
 
     fn recording(&self) -> bool {
@@ -263,16 +301,30 @@ impl World {
     }
 
     /// A process is about to do something that stays.
-    fn effect(&mut self, who: Proc) -> Fate {
+    fn effect(&mut self, who: Proc, what: &str) -> Fate {
+        self.cover_effect(who, what);
         let role = match who {
             Proc::Controller(..) => Role::Controller,
             Proc::Agent(..) => Role::Agent,
         };
         self.effects[role as usize] += 1;
         let n = self.effects[role as usize];
+        if let Some(stale) = self.stale.filter(|s| role == Role::Controller && s.effect == n) {
+            let back = self.milestones.len().saturating_sub(1 + stale.back);
+            let version = self.milestones.get(back).copied().unwrap_or(1);
+            self.say(|| format!("from now on the API server shows version {version} to controllers"));
+            self.frozen = Some((version, self.now + exhaustive::FROZEN));
+            return Fate { happens: true, dies: stale.crash };
+        }
         let dies = self.crash.is_some_and(|c| c.role == role && c.effect == n);
         let happens = !dies || self.crash.is_some_and(|c| c.after);
         Fate { happens, dies }
+    }
+
+    /// The version that controllers are shown, where that is an old one, and for how long yet.
+    fn frozen(&self, who: Proc) -> Option<(u64, u64)> {
+        let (version, until) = self.frozen.filter(|(_, until)| *until > self.now)?;
+        matches!(who, Proc::Controller(..)).then_some((version, until - self.now))
     }
 
     /// The controller that leads and steps.
@@ -291,14 +343,14 @@ impl World {
                 self.agenda.clear();
                 break;
             }
-            self.now = self.now.max(at);
+            self.turn(at);
             self.act(action);
             if self.ghost.dirty {
                 self.ghost.dirty = false;
                 self.check();
             }
         }
-        self.now = self.now.max(end);
+        self.turn(end);
     }
 
     fn check(&mut self) {
@@ -438,6 +490,8 @@ impl World {
             Action::Lifecycle => self.lifecycle(),
             Action::User => self.user(),
             Action::Chaos => self.chaos(),
+            Action::Deed(deed) => self.person(*deed),
+            Action::Strike(fault, salt) => self.strike(fault, salt),
             _ => {}
         }
     }

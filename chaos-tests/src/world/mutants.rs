@@ -11,13 +11,14 @@ use super::{
 use embedded::semantics::write::Part;
 use serde_json::json;
 use state::{
-    ResourceVersion,
-    object::{CommandId, Kind},
-    vm::{Fact, Input, Patch},
+    ResourceVersion, Timestamp,
+    object::{CommandId, Kind, Settled},
+    observe::Object,
+    vm::{Fact, Input, Patch, Sight},
 };
 
 /// A mechanism that is broken on purpose.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub enum Mutant {
     /// A launcher starts as often as it is told [S1].
     LatchOff,
@@ -77,6 +78,36 @@ pub enum Mutant {
     NoPause,
     /// Cells of what is gone are kept [Q4].
     CellsKept,
+    /// What a new list does not have is forgotten, and pods get random names: it is made again.
+    LauncherAfterTombstone,
+    /// Who was deposed goes on.
+    DeposedActs,
+    /// Who was deposed goes on to write status, over whatever is there.
+    DeposedWritesStatus,
+    /// What an agent has said of a domain it does not say again in the next session.
+    LevelsOnce,
+    /// That a new list does not have an object is not told.
+    AbsenceIgnored,
+    /// Pods belong to the machine, and instances are gone at once.
+    PodsOfTheMachine,
+    /// An instance is made from a machine as the cache has it.
+    CreatesFromTheCache,
+    /// A live read of machine, instance or pod is answered from the cache.
+    ConfirmsFromTheCache,
+    /// Deletions name no UID.
+    DeletesByName,
+    /// Failed starts are not remembered.
+    FailuresForgotten,
+    /// An instance is let go when its pod is told to end.
+    ReleasedEarly,
+    /// Another process of an agent is taken for another boot of its node.
+    AgentIsBoot,
+    /// A watch that ended begins with what happens next.
+    WatchFromNow,
+    /// A Lease is counted from its answer.
+    LeaseFromAnswer,
+    /// What a controller writes of an instance is not shown to its set.
+    OwnWritesUnshown,
 }
 
 impl Mutant {
@@ -117,7 +148,10 @@ impl Mutant {
 
     /// It shows where there are sets.
     pub fn needs_sets(self) -> bool {
-        matches!(self, Self::SetsFromTheCache | Self::SurveyFromTheCache | Self::RandomMemberName)
+        matches!(
+            self,
+            Self::SetsFromTheCache | Self::SurveyFromTheCache | Self::RandomMemberName | Self::OwnWritesUnshown
+        )
     }
 
     /// It shows where steps are taken again.
@@ -143,6 +177,19 @@ impl Mutant {
             }
             Self::GraceHalved => Some(Swarm::none().with(Fault::GuestDeaf, 1000)),
             Self::LeaseForever => Some(Swarm::none().with(Fault::ControllerCrash, 30)),
+            Self::LauncherAfterTombstone | Self::ConfirmsFromTheCache => {
+                Some(Swarm::none().with(Fault::StaleServer, 800).with(Fault::WatchDropped, 300))
+            }
+            Self::DeposedActs | Self::DeposedWritesStatus => Some(Swarm::none().with(Fault::ControllerPause, 60)),
+            Self::LevelsOnce => Some(Swarm::none().with(Fault::SessionCut, 600).with(Fault::Slow, 300)),
+            Self::AgentIsBoot => Some(Swarm::none().with(Fault::AgentCrash, 100).with(Fault::LauncherDeaf, 300)),
+            Self::CreatesFromTheCache => Some(Swarm::none().with(Fault::Slow, 600).with(Fault::WatchDropped, 60)),
+            Self::OwnWritesUnshown => {
+                let swarm = Swarm::none().with(Fault::WatchDropped, 300).with(Fault::GuestEnds, 300);
+                Some(swarm.with(Fault::InstancesDeleted, 60))
+            }
+            Self::FailuresForgotten => Some(Swarm::none().with(Fault::StartFails, 1000)),
+            Self::LeaseFromAnswer => Some(Swarm::none().with(Fault::Slow, 300).with(Fault::ControllerPause, 60)),
             Self::NoPause => Some(Swarm::none().with(Fault::Busy, 990)),
             Self::LatchOff
             | Self::NoFinalizer
@@ -164,12 +211,31 @@ impl Mutant {
             | Self::FinalizersKept
             | Self::WritesTwice
             | Self::Chatty
-            | Self::CellsKept => None,
+            | Self::CellsKept
+            | Self::AbsenceIgnored
+            | Self::PodsOfTheMachine
+            | Self::DeletesByName
+            | Self::ReleasedEarly
+            | Self::WatchFromNow => None,
         }
     }
 }
 
 impl World {
+    /// A machine as somebody sees it who does not know when it may be started again.
+    fn forgive(&self, object: Object) -> Object {
+        match object {
+            Object::Vm(vm) if self.is(Mutant::FailuresForgotten) && vm.status.start_failure.is_some() => {
+                let mut vm = (*vm).clone();
+                if let Some(f) = &mut vm.status.start_failure {
+                    f.retry_after_timestamp = Some(Timestamp(0).to_string());
+                }
+                Object::Vm(vm.into())
+            }
+            other => other,
+        }
+    }
+
     /// Whether this mechanism is broken.
     pub(super) fn is(&self, mutant: Mutant) -> bool {
         self.mutant == Some(mutant)
@@ -184,6 +250,10 @@ impl World {
                 }
                 Input::Configured(Fact::Node(fact))
             }
+            Input::Observed(Sight::Present(o)) => Input::Observed(Sight::Present(self.forgive(o))),
+            Input::Settled { id, result: Settled::Applied(Some(o)) } => {
+                Input::Settled { id, result: Settled::Applied(Some(self.forgive(o))) }
+            }
             other => other,
         }
     }
@@ -197,7 +267,7 @@ impl World {
             && patch.body.pointer("/metadata/finalizers").is_some()
         {
             let body = json!({"spec": {"runStrategy": "Manual"}});
-            self.write(c, Verb::merge(Res::Vm, &t.namespace, &t.name, Part::Main, body), nobody());
+            self.write(c, "a mutant's", Verb::merge(Res::Vm, &t.namespace, &t.name, Part::Main, body), nobody());
         }
         if self.is(Mutant::WritesTwice) {
             let mut body = patch.body.clone();
@@ -205,7 +275,7 @@ impl World {
                 m.remove("resourceVersion");
             }
             let part = if patch.status { Part::Status } else { Part::Main };
-            self.write(c, Verb::merge(Res::of(t.kind), &t.namespace, &t.name, part, body), nobody());
+            self.write(c, "a mutant's", Verb::merge(Res::of(t.kind), &t.namespace, &t.name, part, body), nobody());
         }
         let kept = self.is(Mutant::FinalizersKept) && patch.body.pointer("/metadata/finalizers").is_some();
         if kept {

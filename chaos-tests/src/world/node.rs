@@ -337,7 +337,7 @@ impl World {
 
     fn launcher_start(&mut self, n: usize, pod: &PodUid, id: &str) {
         let now = self.now;
-        let ok = !self.hit(Fault::StartFails);
+        let ok = self.strikes(Fault::StartFails, || format!("node {n} guest")).is_none();
         let wait = self.dice.between(20, 400);
         if let Some(l) = self.launcher(n, pod) {
             if l.life != Life::Alive {
@@ -370,7 +370,7 @@ impl World {
                 l.life = Life::Alive;
                 let postponed = l.postponed.take();
                 self.observe_executing(n, pod);
-                let deaf = self.hit(Fault::GuestDeaf);
+                let deaf = self.strikes(Fault::GuestDeaf, || format!("node {n}")).is_some();
                 let boot = self.dice.between(10, 3000);
                 if let Some(l) = self.launcher(n, pod) {
                     l.listens = (!deaf).then_some(now + boot);

@@ -1,12 +1,7 @@
 //! Sessions between a leader and node agents: messages in order each way, until the session is cut; what was on its way then
 //! may have reached one side and not the other.
 
-use super::{
-    Action, World,
-    api::Proc,
-    driver::{Inventory, Link},
-    server::Seen,
-};
+use super::{Action, World, api::Proc, driver::Link, heard::Inventory, mutants::Mutant, server::Seen};
 use state::{
     Epoch, Key, LeaderInstance, NodeName, PodUid,
     domain::{AckResult, Domain, Instruction, Outcome},
@@ -141,7 +136,8 @@ impl World {
     }
 
     fn post_down(&mut self, id: u64, message: Down) {
-        let lag = self.hiccup();
+        let Some(who) = self.sessions.get(&id).map(|s| s.controller) else { return };
+        let lag = self.hiccup(who);
         let now = self.now;
         if let Some(s) = self.sessions.get_mut(&id) {
             s.down_at = s.down_at.max(now + lag);
@@ -151,7 +147,8 @@ impl World {
     }
 
     pub(super) fn post_up(&mut self, id: u64, message: Up) {
-        let lag = self.hiccup();
+        let Some(node) = self.sessions.get(&id).map(|s| s.node) else { return };
+        let lag = self.hiccup(Proc::Agent(node, 0));
         let now = self.now;
         if let Some(s) = self.sessions.get_mut(&id) {
             s.up_at = s.up_at.max(now + lag);
@@ -211,12 +208,14 @@ impl World {
                 if let Some(s) = self.sessions.get_mut(&id) {
                     s.number = Some(number);
                 }
-                for (key, d) in domains {
+                let heard = domains.into_iter().filter(|_| !self.is(Mutant::LevelsOnce)).collect::<Vec<_>>();
+                for (key, d) in heard {
                     self.heard_domain(c, &name, key, d);
                 }
                 for (key, o) in outcomes {
                     self.heard_outcome(c, &name, key, o);
                 }
+                let boot_id = if self.is(Mutant::AgentIsBoot) { self.life_of(node) } else { boot_id };
                 self.heard_inventory(c, &name, Inventory { session: number, complete, boot_id, reflector_rv });
             }
             Up::Report(key, d) => {

@@ -140,44 +140,36 @@ impl World {
         self.drain(c);
     }
 
-    /// A set as the cache has it.
-    pub(super) fn cached_set(&self, c: usize, target: &ObjectRef) -> Option<Rc<Seen>> {
+    /// An object as the cache has it.
+    pub(super) fn cached(&self, c: usize, target: &ObjectRef) -> Option<Rc<Seen>> {
         let of = |o: &&Rc<Seen>| o.name() == target.name && o.namespace() == target.namespace;
-        self.controllers
-            .get(c)?
-            .caches
-            .get(&Res::of(target.kind))?
-            .objects
-            .values()
-            .find(of)
-            .cloned()
-            .filter(|o| o.res == Res::Set)
+        self.controllers.get(c)?.caches.get(&Res::of(target.kind))?.objects.values().find(of).cloned()
     }
 
     // --- people ---
 
     pub(super) fn create_set(&mut self, name: &str, replicas: u64) -> bool {
-        let grace = self.dice.between(0, 8);
+        let grace = self.grace();
         self.serve(Verb::Create(Res::Set, NS.into(), of(name, replicas, grace)), None).is_ok()
     }
 
     /// Something happens to a set or to one of its instances.
     pub(super) fn user_of_sets(&mut self) {
-        let Some(name) = self.dice.pick(&self.sets.clone()).cloned() else { return };
-        let replicas = self.dice.below(4);
+        let Some(name) = self.fates.pick(&self.sets).cloned() else { return };
+        let replicas = self.fates.below(4);
         let uid = self.server.get(Res::Set, NS, &name).map(|s| s.uid().to_owned()).unwrap_or_default();
         let members: Vec<String> = self.ghost.members_of(&uid).into_iter().map(|m| m.meta.name).collect();
-        let one = self.dice.pick(&members).cloned().unwrap_or_default();
-        let deed = match self.dice.below(10) {
+        let one = self.fates.pick(&members).cloned().unwrap_or_default();
+        let deed = match self.fates.below(10) {
             0..=4 => Deed::Scale(name, replicas),
             5 => Deed::DeleteInstance(one),
-            6 => Deed::DeletePod(one, self.dice.chance(300)),
-            7 => Deed::DeleteSet(name, self.dice.chance(700)),
+            6 => Deed::DeletePod(one, self.fates.chance(300)),
+            7 => Deed::DeleteSet(name, self.fates.chance(700)),
             _ => Deed::CreateSet(name, replicas),
         };
-        self.deed(&deed);
-        let pause = self.dice.between(200, 15_000);
-        self.after(pause, Action::User);
+        self.person(deed);
+        let pause = self.fates.between(200, 15_000);
+        self.early(pause, Action::User);
     }
 }
 

@@ -6,7 +6,7 @@ use std::fmt;
 macro_rules! faults {
     ($($(#[doc = $doc:literal])* $name:ident $most:literal),* $(,)?) => {
         /// A kind of fault.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
         pub enum Fault { $($(#[doc = $doc])* $name),* }
 
         impl Fault {
@@ -78,6 +78,42 @@ faults! {
     NodeDeleted 8,
     /// A switched-off node is taken out of service by hand [N9].
     OutOfService 300,
+}
+
+impl Fault {
+    /// It is done at its time, whatever is going on; the others strike a call, a message or a guest.
+    pub fn by_the_clock(self) -> bool {
+        match self {
+            Self::Compaction
+            | Self::ControllerCrash
+            | Self::ControllerPause
+            | Self::SessionCut
+            | Self::Partition
+            | Self::AgentCrash
+            | Self::AgentWiped
+            | Self::LauncherKilled
+            | Self::LauncherDeaf
+            | Self::GuestEnds
+            | Self::PowerLoss
+            | Self::PodsDeleted
+            | Self::InstancesDeleted
+            | Self::LabelsEdited
+            | Self::NodeDeleted => true,
+            Self::LostRequest
+            | Self::LostReply
+            | Self::LateWrite
+            | Self::Busy
+            | Self::ServerError
+            | Self::Refused
+            | Self::Slow
+            | Self::WatchDropped
+            | Self::StaleServer
+            | Self::GuestDeaf
+            | Self::StartFails
+            | Self::KubeletSlow
+            | Self::OutOfService => false,
+        }
+    }
 }
 
 impl fmt::Display for Fault {

@@ -3,6 +3,7 @@
 use super::{
     Action, World,
     api::Verb,
+    dice::Dice,
     mutants::Mutant,
     server::{Res, Seen},
 };
@@ -153,17 +154,22 @@ impl World {
         self.server.all(Res::Pod).into_iter().find(|p| p.owner().is_some_and(|(_, _, uid)| uid == vmi.uid()))
     }
 
+    /// Seconds that a new machine's guests have to end: of its time alone, so that whoever makes it draws nothing.
+    pub(super) fn grace(&self) -> u64 {
+        Dice::new(self.now).between(0, 8)
+    }
+
     /// Somebody does something. Whether it was done.
     pub(super) fn deed(&mut self, deed: &Deed) -> bool {
         self.say(|| format!("somebody: {deed:?}"));
         self.mark(&[6]);
         let done = match deed {
             Deed::Create(name, strategy) => {
-                let grace = self.dice.between(0, 8);
+                let grace = self.grace();
                 self.serve(Verb::Create(Res::Vm, NS.into(), machine(name, strategy, grace)), None).is_ok()
             }
             Deed::CreateBare(name) => {
-                let grace = self.dice.between(0, 8);
+                let grace = self.grace();
                 let object = json!({
                     "apiVersion": "kubevirt.io/v1",
                     "kind": "VirtualMachineInstance",
@@ -273,22 +279,22 @@ impl World {
 
     /// A random deed about a random machine, and the next one after a while.
     pub(super) fn user(&mut self) {
-        if !self.sets.is_empty() && self.dice.chance(400) {
+        if !self.sets.is_empty() && self.fates.chance(400) {
             return self.user_of_sets();
         }
-        let Some(name) = self.dice.pick(&self.names.clone()).cloned() else { return };
-        let grace = self.dice.chance(300).then_some(0);
-        let strategy = self.dice.pick(&STRATEGIES).copied().unwrap_or("Always");
-        let deed = match self.dice.below(20) {
+        let Some(name) = self.fates.pick(&self.names).cloned() else { return };
+        let grace = self.fates.chance(300).then_some(0);
+        let strategy = self.fates.pick(&STRATEGIES).copied().unwrap_or("Always");
+        let deed = match self.fates.below(20) {
             0..=3 => Deed::Start(name),
             4..=7 => Deed::Stop(name, grace),
             8..=10 => Deed::Restart(name),
             11..=12 => Deed::Strategy(name, strategy),
-            13 => Deed::Delete(name, self.dice.chance(800)),
+            13 => Deed::Delete(name, self.fates.chance(800)),
             _ => Deed::Create(name, strategy),
         };
-        self.deed(&deed);
-        let pause = self.dice.between(200, 15_000);
-        self.after(pause, Action::User);
+        self.person(deed);
+        let pause = self.fates.between(200, 15_000);
+        self.early(pause, Action::User);
     }
 }

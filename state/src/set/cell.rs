@@ -89,14 +89,21 @@ pub struct Set {
     pub(super) key: Key,
     pub(super) now: Timestamp,
     pub(super) set: Slot<SetView>,
-    /// Version of the set that a live read or an own write has shown.
+    /// Version of the set that a live read or an own write has shown, which were asked for after every stranger that matches was seen:
+    /// it may be one because the set was deleted and leaves its instances behind.
     pub(super) live: ResourceVersion,
+    /// What is asked for of the set was asked for before that.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) overtaken: bool,
     /// The choice for which the instances were listed.
     pub(super) listed: Option<Choice>,
     /// By name: own instances, strangers that match, what stands in the way of a name, and what is being made.
     pub(super) members: BTreeMap<String, Slot<Member>>,
     pub(super) gone: VecDeque<Uid>,
     pub(super) flights: BTreeMap<CommandId, What>,
+    /// Commands of a set that is over that are not answered yet: their answers must not come to the next cell of its name.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub(super) owed: BTreeSet<CommandId>,
     pub(super) next_id: u64,
     /// How many may be made at once: one at first, more with each that succeeds, one again after a failure.
     pub(super) window: usize,
@@ -130,10 +137,12 @@ impl Set {
             now: Timestamp::default(),
             set: Slot::default(),
             live: ResourceVersion::default(),
+            overtaken: false,
             listed: None,
             members: BTreeMap::new(),
             gone: VecDeque::new(),
             flights: BTreeMap::new(),
+            owed: BTreeSet::new(),
             next_id: 0,
             window: 1,
             making: Slot::default(),
@@ -157,7 +166,7 @@ impl Set {
 
     /// Nothing is left of it. The driver may drop it.
     pub fn is_empty(&self) -> bool {
-        self.set.get().is_none() && self.flights.is_empty()
+        self.set.get().is_none() && self.flights.is_empty() && self.owed.is_empty()
     }
 
     /// Which instances it has to be told of; where that changes, by [`Input::Listed`].
@@ -268,7 +277,7 @@ impl Set {
     /// Another set, or none: what belonged to the old one is of no use.
     fn start_over(&mut self) {
         self.members.clear();
-        self.flights.clear();
+        self.owed.extend(std::mem::take(&mut self.flights).into_keys());
         self.listed = None;
         self.live = self.set.rv();
         (self.making, self.survey) = (Slot::default(), Slot::default());
@@ -290,6 +299,10 @@ impl Set {
         let replaced = before.as_ref().filter(|b| b.meta.uid != m.meta.uid).map(|b| b.meta.uid.clone());
         if let Some(dead) = replaced {
             self.bury(dead);
+        }
+        if self.set.get().is_some_and(|s| super::plan::is_adoptable(s, m)) {
+            self.live = ResourceVersion::default();
+            self.overtaken = self.flights.values().any(|w| matches!(w, What::ConfirmSet | What::Status));
         }
         let first = before.as_ref().is_none_or(|b| b.meta.uid != m.meta.uid || !b.phase.is_final());
         if self.is_own(m) {
@@ -387,6 +400,7 @@ impl Set {
     fn settled(&mut self, id: CommandId, result: &Settled<Sight>) {
         let Some(what) = self.flights.remove(&id) else {
             // Of a set that is over; what was read is still a sight, and the way is free again.
+            self.owed.remove(&id);
             self.set.land(id);
             if let Settled::Applied(Some(s)) = result {
                 self.saw(s, true);
@@ -413,6 +427,13 @@ impl Set {
     }
 
     fn set_settled(&mut self, what: &What, result: &Settled<Sight>) {
+        self.set_answered(what, result);
+        if std::mem::take(&mut self.overtaken) {
+            self.live = ResourceVersion::default();
+        }
+    }
+
+    fn set_answered(&mut self, what: &What, result: &Settled<Sight>) {
         let now = self.now;
         match result {
             Settled::Applied(Some(s)) => {

@@ -390,7 +390,7 @@ impl Set {
 }
 
 /// Nobody controls it, and it is as the set's own are. One that has ended would be taken on only to be deleted.
-fn is_adoptable(set: &SetView, m: &Member) -> bool {
+pub(super) fn is_adoptable(set: &SetView, m: &Member) -> bool {
     m.controller().is_none() && set.selector.matches(&m.labels) && m.meta.deleting.is_none() && !m.phase.is_final()
 }
 

@@ -301,6 +301,28 @@ fn adoption_and_destruction_need_a_live_read_of_the_set() {
 }
 
 #[test]
+fn a_set_that_leaves_its_instances_behind_does_not_take_them_back() {
+    let mut w = running(2);
+    // Read live and not changed since, as far as anybody was told.
+    w.edit_set(json!({"metadata": {"labels": {"read": "live"}}}));
+    w.settle(10_000);
+    let n = w.writes.len();
+    // Deleted and gone; its instances are let go, which is heard of first.
+    for name in &w.alive() {
+        w.edit(VMI, name, json!({"metadata": {"ownerReferences": null}}));
+    }
+    let released = std::mem::take(&mut w.sights);
+    w.edit_set(json!({"metadata": {"deletionTimestamp": "1970-01-01T00:00:00Z", "finalizers": ["orphan"]}}));
+    w.sights.clear();
+    for sight in released {
+        w.feed(Input::Observed(sight));
+    }
+    w.settle(10_000);
+    let adopted = w.writes[n..].iter().filter(|x| x.starts_with("adopt")).count();
+    assert_eq!(adopted, 0, "{:?}", &w.writes[n..]);
+}
+
+#[test]
 fn what_has_a_derived_name_and_belongs_to_somebody_else_is_gone_round() {
     let mut w = World::new(set(2));
     let name = member_name("web", &Uid::from("set-1"), 0);

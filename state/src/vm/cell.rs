@@ -98,6 +98,10 @@ pub struct Vm {
     pub(super) boot: Option<String>,
     pub(super) told: LiteMap<InstructionId, (u64, Told)>,
     pub(super) flights: BTreeMap<CommandId, (At, What)>,
+    /// Commands that nobody needs any more and that are not answered yet. As long as there is one this cell stays: its answer
+    /// would come to the next cell of the name, which counts from one again.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub(super) owed: BTreeSet<CommandId>,
     pub(super) next_id: u64,
     pub(super) lazy: BTreeMap<At, Timestamp>,
     pub(super) hold_running: Option<Timestamp>,
@@ -135,6 +139,7 @@ impl Vm {
             boot: None,
             told: LiteMap::new(),
             flights: BTreeMap::new(),
+            owed: BTreeSet::new(),
             next_id: 0,
             lazy: BTreeMap::new(),
             hold_running: None,
@@ -178,6 +183,7 @@ impl Vm {
             && self.vmi.get().is_none()
             && self.pods.is_empty()
             && self.flights.is_empty()
+            && self.owed.is_empty()
             && self.outcomes.is_empty()
     }
 
@@ -332,6 +338,8 @@ impl Vm {
                 }
                 let newer = self.pods.get(&uid).is_none_or(|p| o.meta.rv > p.meta.rv);
                 if newer {
+                    // Whose name it has is gone, whether or not a watch said so.
+                    self.pods.retain(|_, p| p.meta.name != o.meta.name || p.meta.rv > o.meta.rv);
                     self.pods.insert(uid, o.clone());
                 }
                 if self.vmi.get().is_some_and(|v| v.vmi_uid() == o.vmi) {
@@ -402,8 +410,13 @@ impl Vm {
         }
         let noted_uid = self.vmi.uid();
         self.noted.retain(|(uid, _)| *uid == noted_uid);
-        self.flights.retain(|_, (at, what)| match at {
-            At::Pod => false,
+        let owed = &mut self.owed;
+        self.flights.retain(|id, (at, what)| match at {
+            At::Pod => {
+                owed.insert(*id);
+                false
+            }
+            // Its answer names no object, and the driver forgets it with this cell.
             At::Agent => matches!(what, What::Acknowledge(..)),
             At::Vm | At::Vmi | At::Revision | At::Pattern(_) => true,
         });
@@ -457,6 +470,7 @@ impl Vm {
     fn settled(&mut self, id: CommandId, result: &Settled<Object>) {
         let Some((at, what)) = self.flights.remove(&id) else {
             // Of a VMI that is over; what was read is still a sight.
+            self.owed.remove(&id);
             if let Settled::Applied(Some(o)) = result {
                 self.saw(o, true);
             }

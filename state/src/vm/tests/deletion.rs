@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     observe::Phase,
-    vm::{Command, Input, model::Dice},
+    vm::{Command, Input, Sight, model::Dice},
 };
 
 fn delete_vm(w: &mut World) {
@@ -177,4 +177,24 @@ fn rule_1_4_the_finalizer_of_an_ended_instance_waits_for_the_status_of_its_vm() 
             }
         }
     }
+}
+
+#[test]
+fn a_deletion_ends_although_a_late_pod_took_the_name_of_one_that_went_unheard() {
+    let unheard = |w: &mut World| w.sights.retain(|s| !matches!(s, Sight::Gone(r) if r.kind == Kind::Pod));
+    let mut w = World::with_bare();
+    w.settle(5_000);
+    let mut late = w.get(Kind::Pod).unwrap().clone();
+    w.edit(Kind::VirtualMachineInstance, json!({"metadata": {"deletionTimestamp": "1970-01-01T00:10:00Z"}}));
+    while w.get(Kind::Pod).is_some() {
+        assert!(w.settle_one(), "{:?}", w.writes);
+        unheard(&mut w);
+    }
+    // A creation that was given up long ago arrives, before anybody hears of the end of the pod that had its name.
+    let meta = late["metadata"].as_object_mut().unwrap();
+    meta.insert("uid".into(), json!("late"));
+    late["status"] = json!({});
+    w.put(Kind::Pod, late);
+    w.settle(120_000);
+    assert!(w.objects.is_empty() && w.cell.is_empty(), "{:?} {:?}", w.objects, w.writes);
 }
