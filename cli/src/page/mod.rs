@@ -65,8 +65,8 @@ pub struct Config {
     pub stop: CancellationToken,
 }
 
-/// Where the page is, and the way in.
-#[derive(Debug, Clone)]
+/// Where the page is, and the way in. It prints itself nowhere but where it is asked to.
+#[derive(Clone)]
 pub struct Door {
     address: SocketAddr,
     token: String,
