@@ -498,8 +498,11 @@ fn a_wait_is_a_span_of_the_step_that_waited() {
     w.settle(1_000);
     w.now += 5_000;
     w.kubelet = true;
-    w.settle(10_000);
-    let all = w.cell.take_steps();
+    // As the driver does: what ended is taken after each step.
+    let mut all = vec![];
+    while w.settle_one() {
+        all.extend(w.cell.take_steps());
+    }
     let place = all.iter().find(|s| s.step.name() == "place-pod").unwrap();
     let waited: Vec<_> = place.waits.iter().map(|w| w.what).collect();
     assert_eq!(waited, [Awaited::Scheduler]);
