@@ -3,7 +3,7 @@
 use chaos_tests::world::{
     bugs::KNOWN,
     mutants::Mutant,
-    plan::{Plan, What},
+    plan::Plan,
     report::{self, Figures, Size},
     run::{self, Options, Scenario},
     shrink,
@@ -94,7 +94,7 @@ fn what_was_once_found_does_not_come_back() {
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
         let plan = Plan::parse(&std::fs::read_to_string(&path).unwrap()).unwrap_or_else(|e| panic!("{name}: {e}"));
         assert!(!plan.about.is_empty() && !plan.check.is_empty(), "{name} does not say what it is about");
-        assert!(plan.events.iter().any(|e| matches!(e.what, What::Deed { .. })), "{name}: nobody does anything");
+        assert!(!plan.events.is_empty(), "{name}: nothing happens");
         if plan.mutant.is_some() {
             let broken = plan.run(false);
             assert!(shrink::violates(&broken, &plan.check), "{name} does not violate {} any more", plan.check);

@@ -195,12 +195,14 @@ impl World {
             }
         };
         let on = on();
-        self.struck(Strike { fault, on, nth, salt });
+        self.struck(Strike { fault, on, nth, salt }, true);
         Some(dice_of(fault, salt))
     }
 
-    fn struck(&mut self, strike: Strike) {
-        *self.struck.entry(strike.fault).or_default() += 1;
+    fn struck(&mut self, strike: Strike, hurts: bool) {
+        if hurts {
+            *self.struck.entry(strike.fault).or_default() += 1;
+        }
         self.say(|| format!("fault: {} {}", strike.fault, strike.on));
         self.planned.push(Planned { at: self.now - BEGIN, what: What::Strike(strike) });
     }
@@ -219,9 +221,9 @@ impl World {
 
     /// A fault strikes by the clock; it counts where there was something to strike.
     pub(super) fn strike(&mut self, fault: Fault, salt: u64) {
-        if self.hurt(fault, dice_of(fault, salt)) {
-            self.struck(Strike { fault, on: String::new(), nth: 0, salt });
-        }
+        // Also where it hurt nobody: it was tried, which may have moved something.
+        let hurts = self.hurt(fault, dice_of(fault, salt));
+        self.struck(Strike { fault, on: String::new(), nth: 0, salt }, hurts);
     }
 }
 

@@ -22,7 +22,7 @@ pub struct Size {
     pub scenarios: Vec<Scenario>,
 }
 
-/// Milliseconds from the last fault until nothing was written any more.
+/// Milliseconds from when faults stop until nothing is written any more.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Times(Vec<u64>);
 
@@ -285,7 +285,7 @@ table {{ border-collapse: collapse; }} td, th {{ padding: 2px 6px; text-align: l
 <h2>Violations</h2>{violated}
 <h2>Faults that struck</h2>{}
 <h2>Until nothing is written any more</h2>
-<p>Simulated time from the last fault, with one kind of fault alone: median, 95th and 99th percentile, of so many seeds in which it struck.</p>{}
+<p>Simulated time from when faults stop, with one kind of fault alone: median, 95th and 99th percentile, of so many seeds in which it struck.</p>{}
 <h2>Crash points</h2>
 <p>{points} crash points; {at} of {kinds} kinds of effects that any run had are among them, each before and after.</p>{}
 <h3>Kinds of effects that are none</h3>{missing}

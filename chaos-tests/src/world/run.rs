@@ -40,7 +40,7 @@ pub struct Outcome {
     pub struck: BTreeMap<Fault, u64>,
     /// The faults that the seed drew.
     pub swarm: Swarm,
-    /// Milliseconds from the last fault until nothing was written any more.
+    /// Milliseconds from when faults stop until nothing is written any more.
     pub converged: u64,
     /// What was done, where it was done by a seed or a plan.
     pub plan: Plan,
