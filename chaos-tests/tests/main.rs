@@ -9,9 +9,9 @@ mod guest;
 mod harness;
 mod kubernetes;
 mod manifests;
+mod plans;
 mod rounds;
 #[cfg(feature = "sim")]
 mod sim;
-mod plans;
 mod tidy;
 mod world;
