@@ -159,7 +159,7 @@ fn an_event_that_is_lost_changes_nothing_in_the_end() {
 #[test]
 fn an_old_view_at_any_decision_changes_nothing_in_the_end() {
     let (mut wrong, mut views) = (vec![], 0);
-    for scenario in [Scenario::Stop, Scenario::Restart, Scenario::ScaleDown] {
+    for scenario in [Scenario::Stop, Scenario::Recreate, Scenario::ScaleDown] {
         run::stale_views(scenario, |stale, outcome| {
             views += 1;
             wrong.extend(outcome.violations.iter().map(|v| format!("{scenario:?} {stale:?}: {}: {}", v.check, v.text)));

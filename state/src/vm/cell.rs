@@ -321,7 +321,7 @@ impl Vm {
         match object {
             Object::Vm(o) => {
                 if self.vm.fold(o.clone(), live) == Folded::Replaced {
-                    self.revisions.clear();
+                    self.new_vm();
                 }
             }
             Object::Vmi(o) => {
@@ -372,7 +372,9 @@ impl Vm {
     fn lost(&mut self, r: &ObjectRef) {
         match r.kind {
             Kind::VirtualMachine => {
-                self.vm.gone(&r.uid);
+                if self.vm.gone(&r.uid) {
+                    self.new_vm();
+                }
             }
             Kind::VirtualMachineInstance => {
                 if self.vmi.gone(&r.uid) {
@@ -388,6 +390,13 @@ impl Vm {
             }
             Kind::VirtualMachineInstanceReplicaSet | Kind::ControllerRevision | Kind::Node | Kind::Pattern(_) => {}
         }
+    }
+
+    /// Another VM (or none): its revisions are others, and what is still to be answered is about the old ones.
+    fn new_vm(&mut self) {
+        self.revisions.clear();
+        self.revision.reset();
+        self.flights.retain(|_, (_, what)| !matches!(what, What::CreateRevision(_) | What::DeleteRevision(_)));
     }
 
     /// Another VMI (or none): what belonged to the old one is of no use.
@@ -595,7 +604,11 @@ impl Vm {
                 }
             },
             Settled::Gone => match (what, at) {
-                (What::Confirm, At::Vm) => drop(self.vm.not_found()),
+                (What::Confirm, At::Vm) => {
+                    if self.vm.not_found() {
+                        self.new_vm();
+                    }
+                }
                 (What::Confirm, At::Vmi) => {
                     if self.vmi.not_found() {
                         self.new_vmi();

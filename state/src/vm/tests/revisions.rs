@@ -48,6 +48,23 @@ fn rule_1_6_a_revision_records_the_spec_of_each_start_and_older_ones_go() {
 }
 
 #[test]
+fn rule_1_6_a_machine_that_takes_the_name_of_another_has_revisions_of_its_own() {
+    let mut w = running("Always");
+    // While the cell is still busy with what the first one has left.
+    w.edit(
+        Kind::VirtualMachine,
+        json!({"metadata": {"finalizers": null, "deletionTimestamp": "1970-01-01T00:00:20Z"}}),
+    );
+    w.settle(500);
+    let mut second = vm("Always");
+    second["metadata"]["uid"] = json!("vm-2");
+    w.put(Kind::VirtualMachine, second);
+    w.settle(60_000);
+    assert_eq!(vmi(&w)["status"]["virtualMachineRevisionName"], "revision-start-vm-vm-2-1");
+    assert!(revisions(&w).contains(&"revision-start-vm-vm-2-1".to_owned()), "{:?}", revisions(&w));
+}
+
+#[test]
 fn rule_1_5_generations_are_shown_while_there_is_an_instance() {
     let mut w = running("Always");
     assert_eq!(generations(&w), (json!(1), json!(1)));
