@@ -214,7 +214,7 @@ mod tests {
             "virtfold_chaos_violations_total{layer=\"2\",check=\"S7\"} 1",
             "virtfold_chaos_faults_total{layer=\"2\",fault=\"lag \\\"x\\\"\"} 4",
             "virtfold_chaos_steps_total{layer=\"2\"} 15",
-            "virtfold_chaos_quiet_seconds_bucket{le=\"2.0\",layer=\"2\"} 1",
+            "virtfold_chaos_quiet_seconds_bucket{layer=\"2\",le=\"2\"} 1",
             "virtfold_chaos_runs_wanted{layer=\"2\"} 3",
         ] {
             assert!(text.lines().any(|l| l == line), "{line} in {text}");

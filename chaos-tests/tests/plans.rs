@@ -106,10 +106,11 @@ fn what_was_once_found_does_not_come_back() {
     assert!(all >= 10, "{all} regressions");
 }
 
-/// The table in RUNS.md says which seed finds which bug by which check, and that is so. (Where none of the seeds that were tried did, it
-/// says so, too.)
+/// The table in RUNS.md says which bugs are found and by which check, and that is so. (Where none of the seeds that were tried did, it
+/// says so, too.) The seeds themselves are others after each change of the rules.
 #[test]
 fn every_known_bug_is_found_as_the_table_says() {
+    const SEEDS: u64 = 120;
     let runs = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("RUNS.md")).unwrap();
     let mut found = 0;
     for bug in KNOWN {
@@ -117,9 +118,13 @@ fn every_known_bug_is_found_as_the_table_says() {
         let row = runs.lines().find(of).unwrap_or_else(|| panic!("{:?} is not in the table", bug.mutant));
         let cells: Vec<&str> = row.split('|').map(str::trim).collect();
         assert_eq!(cells[1], bug.story);
-        let Ok(seed) = cells[3].parse() else { continue };
-        let outcome = run::seed(seed, &Options { mutant: Some(bug.mutant), ..Options::default() });
-        assert!(shrink::violates(&outcome, cells[2]), "{row}: {:?}", outcome.violations);
+        if cells[3].parse::<u64>().is_err() {
+            continue;
+        }
+        let options = Options { mutant: Some(bug.mutant), ..Options::default() };
+        let seed = (0..SEEDS).find(|seed| shrink::violates(&run::seed(*seed, &options), cells[2]));
+        println!("{:?}: {} with seed {seed:?}", bug.mutant, cells[2]);
+        assert!(seed.is_some(), "not within {SEEDS} seeds: {row}");
         found += 1;
     }
     assert!(found >= 16 && found + 3 >= KNOWN.len(), "{found} of {} are found", KNOWN.len());

@@ -13,7 +13,7 @@ use std::sync::{
 /// Seeds that are run on every change.
 const SEEDS: u64 = 300;
 /// Seeds within which every mutant has to be caught.
-const MUTANT_SEEDS: u64 = 150;
+const MUTANT_SEEDS: u64 = 300;
 
 /// Seeds that once violated something, since plans are drawn as they are; what there was before is in `regressions/`, as far as it
 /// can be put back.

@@ -39,15 +39,19 @@ fn make(path: &Path, mode: u32) -> anyhow::Result<()> {
         .with_context(|| format!("cannot make {}", path.display()))
 }
 
+/// What is in a data folder for root alone.
+const FOLDERS: [&str; 4] = ["nodes", "images", "journal", "import"];
+
 /// It was made by [`Layout::make`].
 pub fn is_data_folder(path: &Path) -> bool {
     path.join("nodes").is_dir()
 }
 
-/// It is somebody else's: taken over, it would be shut to everybody else.
+/// It is somebody else's: taken over, it would be shut to everybody else. Disks may be mounted where our folders will be.
 fn is_strange(path: &Path) -> bool {
+    let ours = |name: &std::ffi::OsStr| FOLDERS.iter().chain(&["volumes", "lost+found"]).any(|ours| name == *ours);
     let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
-    !is_data_folder(path) && entries.into_iter().any(|e| e.file_name() != "lost+found")
+    !is_data_folder(path) && entries.into_iter().any(|e| !ours(&e.file_name()))
 }
 
 impl Layout {
@@ -75,7 +79,7 @@ impl Layout {
         make(Path::new("/run/virtfold"), 0o755)?;
         // Launchers, who are nobody special, reach their own folder below it.
         make(&layout.run, 0o711)?;
-        for folder in ["nodes", "images", "journal", "import"] {
+        for folder in FOLDERS {
             make(&layout.data.join(folder), 0o700)?;
         }
         make(&layout.data.join("volumes"), 0o711)?;
@@ -172,7 +176,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         assert!(!is_strange(folder.path()) && !is_strange(&folder.path().join("none")));
         std::fs::create_dir(folder.path().join("lost+found")).unwrap();
-        assert!(!is_strange(folder.path()), "an empty file system");
+        std::fs::create_dir(folder.path().join("volumes")).unwrap();
+        assert!(!is_strange(folder.path()), "an empty file system, with another one in it for disks");
         std::fs::write(folder.path().join("letter"), "dear").unwrap();
         assert!(is_strange(folder.path()));
         std::fs::create_dir(folder.path().join("nodes")).unwrap();
