@@ -73,7 +73,7 @@ pub(super) async fn device(asked: &Asked<'_>, device: &str, parts: &mut Parts) -
                     Err(e) => Err(e.message().to_owned()),
                 };
                 let failed = next.is_err();
-                if failed || from_guest.send(next).await.is_err() {
+                if from_guest.send(next).await.is_err() || failed {
                     break;
                 }
             }
