@@ -299,11 +299,8 @@ fn failed<O>(kind: Kind, error: kube::Error, write: bool) -> Settled<O> {
             }
             code => {
                 // A 422 quotes the object, which may hold secrets; a launcher pod is our own writing and holds none.
-                let message = match kind {
-                    _ if code != 422 => s.message,
-                    Kind::Pod => s.message,
-                    _ => invalid(kind, s.details.as_ref()),
-                };
+                let quotes = code == 422 && kind != Kind::Pod;
+                let message = if quotes { invalid(kind, s.details.as_ref()) } else { s.message };
                 let refusal = Refusal { code, reason: s.reason, message };
                 // A server that failed may have done it all the same.
                 if (400..=499).contains(&code) || !write { Settled::Refused(refusal) } else { Settled::Failed(refusal) }

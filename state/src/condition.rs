@@ -44,12 +44,6 @@ enum Kept {
     Own(Box<str>),
 }
 
-impl Word {
-    fn once(text: &str) -> Option<Self> {
-        SAID.binary_search(&text).ok().and_then(|at| SAID.get(at)).map(|known| Self(Kept::Once(known)))
-    }
-}
-
 impl Deref for Word {
     type Target = str;
     fn deref(&self) -> &str {
@@ -66,21 +60,10 @@ impl Default for Word {
     }
 }
 
-impl From<&str> for Word {
-    fn from(text: &str) -> Self {
-        Self::once(text).unwrap_or_else(|| Self(Kept::Own(text.into())))
-    }
-}
-
-impl From<String> for Word {
-    fn from(text: String) -> Self {
-        Self::once(&text).unwrap_or_else(|| Self(Kept::Own(text.into())))
-    }
-}
-
-impl From<Cow<'_, str>> for Word {
-    fn from(text: Cow<'_, str>) -> Self {
-        Self::once(&text).unwrap_or_else(|| Self(Kept::Own(text.into())))
+impl<T: AsRef<str> + Into<Box<str>>> From<T> for Word {
+    fn from(text: T) -> Self {
+        let known = SAID.binary_search(&text.as_ref()).ok().and_then(|at| SAID.get(at));
+        Self(known.map_or_else(|| Kept::Own(text.into()), |known| Kept::Once(known)))
     }
 }
 

@@ -65,7 +65,7 @@ pub(super) async fn device(asked: &Asked<'_>, device: &str, parts: &mut Parts) -
     Ok(ws.on_upgrade(move |socket| async move {
         let _connected = connected;
         let (from_guest, guest) = mpsc::channel::<Result<Bytes, String>>(limits::CHUNKS);
-        let reader = tokio::spawn(async move {
+        let mut reader = tokio::spawn(async move {
             loop {
                 let next = match down.message().await {
                     Ok(Some(chunk)) => Ok(chunk.data),
@@ -81,9 +81,8 @@ pub(super) async fn device(asked: &Asked<'_>, device: &str, parts: &mut Parts) -
             while let Ok(Some(_)) = down.message().await {}
         });
         splice(socket, guest, Up::Agent(up), &about).await;
-        let end = reader.abort_handle();
-        if tokio::time::timeout(limits::FAREWELL, reader).await.is_err() {
-            end.abort();
+        if tokio::time::timeout(limits::FAREWELL, &mut reader).await.is_err() {
+            reader.abort();
         }
     }))
 }
