@@ -29,7 +29,7 @@ pub const INCOMING: usize = 1 << 20;
 pub const CHUNKS: usize = 8;
 /// A port forward's keep-alive.
 pub const PING: Duration = Duration::from_secs(1);
-/// How long an agent may take to end a stream whose client is gone.
+/// How long one side of a stream may take to end after the other.
 pub const FAREWELL: Duration = Duration::from_secs(2);
 /// A client that was silent for this long, pongs included, is gone.
 pub const SILENCE: Duration = Duration::from_secs(60);

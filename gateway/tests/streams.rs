@@ -49,9 +49,14 @@ async fn read(socket: &mut Socket, want: &[u8]) {
 }
 
 async fn closed(socket: &mut Socket) -> Option<CloseCode> {
+    how_closed(socket).await.map(|(code, _)| code)
+}
+
+/// The code and the reason of the close frame.
+async fn how_closed(socket: &mut Socket) -> Option<(CloseCode, String)> {
     loop {
         match tokio::time::timeout(Duration::from_secs(20), socket.next()).await.expect("not closed") {
-            Some(Ok(Message::Close(frame))) => return frame.map(|f| f.code),
+            Some(Ok(Message::Close(frame))) => return frame.map(|f| (f.code, f.reason.to_string())),
             Some(Ok(_)) => {}
             Some(Err(_)) | None => return None,
         }
@@ -76,6 +81,25 @@ async fn a_console_is_a_plain_stream() {
     assert_eq!(closed(&mut socket).await, Some(CloseCode::Normal));
     let seen = world.seen.clone();
     eventually("the agent's stream is closed", || *seen.open.lock().unwrap() == 0).await;
+}
+
+#[tokio::test]
+async fn a_stream_that_fails_is_no_end_in_order() {
+    let world = world().await;
+    world.make_vmi(json!({})).await;
+    // A client that waits, and one that goes on typing.
+    for typing in [false, true] {
+        let (mut socket, _) = open(&world, "virtualmachineinstances/a/console", None).await.unwrap();
+        read(&mut socket, b"console:").await;
+        socket.send(Message::binary(b"fail".to_vec())).await.unwrap();
+        for _ in 0..if typing { 50 } else { 0 } {
+            let _ = socket.send(Message::binary(b"ls\r".to_vec())).await;
+        }
+        let how = how_closed(&mut socket).await;
+        assert_eq!(how, Some((CloseCode::Error, "the launcher is lost".to_owned())), "typing: {typing}");
+    }
+    let seen = world.seen.clone();
+    eventually("the agent's streams are closed", || *seen.open.lock().unwrap() == 0).await;
 }
 
 #[tokio::test]

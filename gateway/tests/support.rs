@@ -200,6 +200,11 @@ impl NodeAgent for FakeAgent {
                     });
                     continue;
                 }
+                // As an agent that loses its launcher.
+                if &chunk.data[..] == b"fail" {
+                    let _ = send.send(Err(tonic::Status::unavailable("the launcher is lost"))).await;
+                    break;
+                }
                 // As a guest whose console is closed.
                 if &chunk.data[..] == b"exit" {
                     break;

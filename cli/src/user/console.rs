@@ -103,15 +103,10 @@ async fn attach(socket: Socket, terminal: bool) -> anyhow::Result<()> {
                 match message {
                     Some(Ok(Message::Binary(bytes))) => output.write_all(&bytes).await?,
                     Some(Ok(Message::Text(text))) => output.write_all(text.as_bytes()).await?,
-                    Some(Ok(Message::Close(frame))) => {
-                        if let Some(frame) = frame.filter(|f| !f.reason.is_empty()) {
-                            eprint!("\r\nThe console was closed: {}\r\n", frame.reason);
-                        }
-                        return Ok(());
-                    }
+                    Some(Ok(Message::Close(frame))) => return stream::closed(frame),
                     Some(Ok(_)) => {}
                     Some(Err(error)) => return Err(error.into()),
-                    None => return Ok(()),
+                    None => return stream::closed(None),
                 }
                 output.flush().await?;
             }

@@ -14,7 +14,8 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::handshake::{client::generate_key, derive_accept_key};
-use tokio_tungstenite::tungstenite::protocol::Role;
+use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
+use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role};
 
 use super::cluster::plain;
 
@@ -69,6 +70,16 @@ async fn once(client: &Client, path: &str) -> anyhow::Result<Socket> {
     Ok(WebSocketStream::from_raw_socket(TokioIo::new(upgraded), Role::Client, None).await)
 }
 
+/// What a stream's end means: the guest's side ended, or something went wrong between it and us.
+pub fn closed(frame: Option<CloseFrame>) -> anyhow::Result<()> {
+    match frame {
+        Some(frame) if frame.code == CloseCode::Normal => Ok(()),
+        Some(frame) if !frame.reason.is_empty() => bail!("the stream was closed: {}", frame.reason),
+        Some(frame) => bail!("the stream was closed with code {}", frame.code),
+        None => bail!("the stream was cut off"),
+    }
+}
+
 /// Copies both ways until one side ends.
 pub async fn copy<S>(socket: Socket, stream: S) -> anyhow::Result<()>
 where
@@ -92,12 +103,15 @@ where
             match message? {
                 Message::Binary(bytes) => write.write_all(&bytes).await?,
                 Message::Text(text) => write.write_all(text.as_bytes()).await?,
-                Message::Close(_) => break,
+                Message::Close(frame) => {
+                    write.shutdown().await?;
+                    return closed(frame);
+                }
                 _ => {}
             }
         }
         write.shutdown().await?;
-        Ok::<_, anyhow::Error>(())
+        closed(None)
     };
     tokio::select! {
         result = up => result,

@@ -227,8 +227,8 @@ impl Up {
     }
 }
 
-/// Copies both ways until one side ends; each direction waits for its own receiver alone, so a client that does not
-/// read holds up nobody but itself.
+/// Copies both ways until one side ends, and tells the client how; each direction waits for its own receiver alone, so a
+/// client that does not read holds up nobody but itself.
 async fn splice(socket: WebSocket, mut guest: mpsc::Receiver<Result<Bytes, String>>, mut up: Up, about: &str) {
     let (mut sink, mut stream) = socket.split();
     let (heard, last_heard) = tokio::sync::watch::channel(Instant::now());
@@ -237,49 +237,60 @@ async fn splice(socket: WebSocket, mut guest: mpsc::Receiver<Result<Bytes, Strin
             heard.send_replace(Instant::now());
             match message {
                 Ok(Message::Binary(data)) if data.is_empty() => {}
-                Ok(Message::Binary(data)) => up.send(data).await?,
-                Ok(Message::Close(_)) | Err(_) => return Ok(()),
+                Ok(Message::Binary(data)) => {
+                    if let Err(why) = up.send(data).await {
+                        // Why nothing is taken any more, the other direction knows best.
+                        tokio::time::sleep(limits::FAREWELL).await;
+                        return Some(Err(why));
+                    }
+                }
+                Ok(Message::Close(_)) | Err(_) => return None,
                 Ok(Message::Text(_) | Message::Ping(_) | Message::Pong(_)) => {}
             }
         }
-        Ok(())
+        None
     };
     let to_client = async {
         let mut ping = tokio::time::interval(limits::PING);
         ping.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let ending = loop {
+        loop {
             let frame = tokio::select! {
                 chunk = guest.recv() => match chunk {
                     Some(Ok(data)) => Message::Binary(data),
-                    Some(Err(why)) => break Err(why),
-                    None => break Ok(()),
+                    Some(Err(why)) => return Some(Err(why)),
+                    None => return Some(Ok(())),
                 },
                 _ = ping.tick() => Message::Ping(Bytes::from_static(b"keep alive")),
             };
             if sink.send(frame).await.is_err() {
-                return Ok(());
+                return None;
             }
-        };
-        let (code, reason) = match &ending {
-            Ok(()) => (close_code::NORMAL, String::new()),
-            Err(why) => (close_code::ERROR, why.chars().take(100).collect()),
-        };
-        let _ = sink.send(Message::Close(Some(CloseFrame { code, reason: reason.into() }))).await;
-        ending
+        }
     };
     let silence = async {
         loop {
             let until = *last_heard.borrow() + limits::SILENCE;
             if until <= Instant::now() {
-                break Err::<(), String>("the client is silent".into());
+                return Some(Err("the client is silent".to_owned()));
             }
             tokio::time::sleep_until(until).await;
         }
     };
-    let ending: Result<(), String> = tokio::select! {
+    // `None`: the client is gone, and hears nothing any more.
+    let ending: Option<Result<(), String>> = tokio::select! {
         e = to_guest => e,
         e = to_client => e,
         e = silence => e,
     };
-    tracing::debug!(about, ending = ending.err().unwrap_or_default(), "stream ended");
+    let frame = ending.as_ref().map(|ending| match ending {
+        Ok(()) => CloseFrame { code: close_code::NORMAL, reason: String::new().into() },
+        Err(why) => CloseFrame { code: close_code::ERROR, reason: why.chars().take(100).collect::<String>().into() },
+    });
+    let _ = tokio::time::timeout(limits::FAREWELL, sink.send(Message::Close(frame))).await;
+    let ending = match ending {
+        Some(Err(why)) => why,
+        Some(Ok(())) => "the guest's side ended".into(),
+        None => "the client is gone".into(),
+    };
+    tracing::debug!(about, ending, "stream ended");
 }
