@@ -93,6 +93,10 @@ impl Names {
                 {
                     *rv = "VERSION".into();
                 }
+                // Owners stand in the order of their seconds, and whether one passes between two calls is chance.
+                if let Some(Value::Array(owners)) = map.get_mut("managedFields") {
+                    owners.sort_by_key(|o| ["manager", "operation", "subresource"].map(|k| o[k].to_string()));
+                }
                 for key in ["resourceRules", "nonResourceRules"] {
                     if let Some(Value::Array(rules)) = map.get_mut(key) {
                         rules.sort_by_key(Value::to_string);

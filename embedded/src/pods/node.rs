@@ -28,6 +28,8 @@ pub(super) const HEARTBEAT: Duration = Duration::from_secs(300);
 const PODS: u32 = 250;
 /// Memory that is kept for the machine itself.
 const RESERVED_MEMORY: u64 = 256 << 20;
+/// Free bytes of the data folder that are no shortage however large the disk is.
+const ENOUGH: u64 = 8 << 30;
 /// Namespace of the kubelets' Leases.
 const LEASES: &str = "kube-node-lease";
 
@@ -78,9 +80,13 @@ impl Machine {
         }
     }
 
-    /// Whether the data folder's file system has less room left than a kubelet wants of its own (a tenth).
+    /// Whether the data folder's file system has less room left than a kubelet wants of its own: a tenth. Of a large disk a tenth is
+    /// more than guests need, so [`ENOUGH`] bytes are no shortage anywhere.
     pub fn is_short(&self) -> bool {
-        nix::sys::statvfs::statvfs(&self.data).is_ok_and(|s| s.blocks_available() < s.blocks() / 10)
+        nix::sys::statvfs::statvfs(&self.data).is_ok_and(|s| {
+            let free = s.blocks_available().saturating_mul(s.fragment_size());
+            free < ENOUGH && s.blocks_available() < s.blocks() / 10
+        })
     }
 
     /// Whether the kernel can keep a tmpfs out of swap (6.4).

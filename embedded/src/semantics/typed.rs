@@ -405,9 +405,12 @@ impl<'a> Place<'a> {
         out
     }
 
-    /// The value without the fields of a set.
+    /// The value without the fields of a set. What is emptied so becomes null, as with kube-apiserver.
     #[must_use]
     pub fn remove(self, value: &Value, gone: &Fields) -> Value {
+        if gone.below.is_empty() {
+            return value.clone();
+        }
         match self.form(value) {
             Form::Parts(map) => {
                 let mut out = Map::new();
@@ -422,7 +425,7 @@ impl<'a> Place<'a> {
                         }
                     }
                 }
-                Value::Object(out)
+                if out.is_empty() { Value::Null } else { Value::Object(out) }
             }
             Form::Items(list) => {
                 let mut out = Vec::with_capacity(list.len());
@@ -433,7 +436,7 @@ impl<'a> Place<'a> {
                         None => out.push(item.clone()),
                     }
                 }
-                Value::Array(out)
+                if out.is_empty() { Value::Null } else { Value::Array(out) }
             }
             Form::One => value.clone(),
         }
