@@ -8,7 +8,7 @@ use chaos_tests::{
     e2e::{
         browser::{self, Browser},
         cluster::{Cluster, Options, virtfold},
-        manifest::vm,
+        manifest::{longest, vm},
         vm::{START, Vm},
         wait,
     },
@@ -121,6 +121,29 @@ fn list(browser: &Browser, home: &str) -> Result<()> {
         "without scripts"
     );
     browser.scripts(true)
+}
+
+/// A name of 253 characters with all that may be in one is shown, followed and typed into addresses, and breaks no layout.
+fn longest_name(cluster: &Cluster, browser: &Browser, home: &str) -> Result<()> {
+    let long = Vm::apply(cluster, &longest().run("Halted"))?;
+    let name = &long.name;
+    let narrow = "document.documentElement.scrollWidth <= document.documentElement.clientWidth";
+    browser.look(390, 844, false)?;
+    browser.open(home)?;
+    browser.wait(&format!("{} === 'Stopped'", status(name)), SHOWN)?;
+    ensure!(browser.value(narrow)? == true, "the list is wider than the screen");
+    browser.value(&format!("document.getElementById('a-m-default-{name}').click()"))?;
+    browser.wait(&format!("document.querySelector('h1')?.textContent === '{name}'"), SHOWN)?;
+    ensure!(browser.value(narrow)? == true, "the machine is wider than the screen");
+    browser.open(&format!("{home}machines/default/{name}/console"))?;
+    browser.wait("document.getElementById('console-state').textContent.startsWith('Closed: ')", SHOWN)?;
+    ensure!(browser.value(narrow)? == true, "the console is wider than the screen");
+    browser.look(1280, 640, false)?;
+    browser.open(home)?;
+    browser.wait(&format!("{} === 'Stopped'", status(name)), SHOWN)?;
+    cluster.ok(&["delete", "vm", name])?;
+    browser.wait(&format!("{} === undefined", status(name)), SHOWN)?;
+    browser.wait(&format!("document.getElementById('news').textContent === '{name} is gone'"), SHOWN)
 }
 
 /// The words of `virtfold explain` are those of the page.
@@ -305,6 +328,7 @@ fn a_browser_shows_machines_their_reasons_nodes_and_consoles() -> Result<()> {
     shop.wait_condition("AgentConnected", "True", START)?;
 
     list(&browser, &home)?;
+    longest_name(&cluster, &browser, &home)?;
     explained(&cluster, &browser, &home, "ledger")?;
     browser.look(1280, 900, false)?;
     picture(&browser, "explanation")?;
