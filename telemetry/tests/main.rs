@@ -235,17 +235,13 @@ async fn the_environment_alone_names_collector_headers_and_sampler() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap());
     let mut sent = collector(listener, None, moods);
-    let said = child(
-        "the_environment_alone_names_collector_headers_and_sampler",
-        200,
-        &[
-            ("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint),
-            ("OTEL_EXPORTER_OTLP_HEADERS", "x-key=secret"),
-            ("OTEL_TRACES_SAMPLER", "parentbased_traceidratio"),
-            ("OTEL_TRACES_SAMPLER_ARG", "0.5"),
-        ],
-    );
-    let said = said.await;
+    let variables = [
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint.as_str()),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "x-key=secret"),
+        ("OTEL_TRACES_SAMPLER", "parentbased_traceidratio"),
+        ("OTEL_TRACES_SAMPLER_ARG", "0.5"),
+    ];
+    let said = child("the_environment_alone_names_collector_headers_and_sampler", 200, &variables).await;
     let sampled = (40..160).find(|n| said.contains(&format!("sampled {n} exported {n} failed 0 unsent {}\n", 200 - n)));
     assert!(sampled.is_some(), "{said}");
     let (request, key) = sent.recv().await.unwrap();
