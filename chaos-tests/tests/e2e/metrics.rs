@@ -45,12 +45,13 @@ const EMPTY: [&str; 2] = ["vnic_name", "guest_os_version_id"];
 /// Asks an exporter: the code and the answer.
 fn curl(port: u16, path: &str, arguments: &[&str]) -> Result<(u16, String)> {
     let out = Command::new("curl")
-        .args(["-sk", "-m", "60", "-w", "\n%{http_code}"])
+        .args(["-sSk", "-m", "60", "-w", "\n%{http_code}"])
         .args(arguments)
         .arg(format!("https://127.0.0.1:{port}{path}"))
         .output()?;
     let text = String::from_utf8_lossy(&out.stdout).into_owned();
     let (body, code) = text.rsplit_once('\n').with_context(|| format!("curl said {out:?}"))?;
+    ensure!(code != "000", "no answer from port {port}: {}", String::from_utf8_lossy(&out.stderr));
     Ok((code.parse()?, body.to_owned()))
 }
 
