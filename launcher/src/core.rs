@@ -596,16 +596,19 @@ impl Core {
             self.step_ends("guest-boot", None);
         }
         self.publish(|d| {
-            let machine_type = d.guest.take().map(|g| g.machine_type).unwrap_or_default();
+            let known = d.guest.take().unwrap_or_default();
+            let first =
+                if agent.connected && known.agent_first_unix_ms == 0 { unix_ms() } else { known.agent_first_unix_ms };
             d.guest = Some(GuestFacts {
                 agent_connected: agent.connected,
                 agent_version: agent.version,
                 os: agent.os,
                 hostname: agent.hostname,
                 interfaces,
-                machine_type,
+                machine_type: known.machine_type,
                 fs_freeze_status: agent.fs_freeze_status,
                 agent_lacks: agent.lacks,
+                agent_first_unix_ms: first,
             });
         });
     }

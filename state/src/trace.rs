@@ -334,7 +334,8 @@ impl Marks {
     fn unseen(&mut self, reign: Reign) {
         self.sent = self.order.len();
         self.resumed = Some(self.sent);
-        if let (Some(before), Some(last)) = (reign.before, self.last) {
+        // What comes after the end of the whole, the guest's first word, has waited for no leader.
+        if let (Some(before), Some(last)) = (reign.before.filter(|_| !self.is_over()), self.last) {
             let from = before.max(last);
             if reign.since > from {
                 self.waited(Awaited::Leader, from, reign.since);
