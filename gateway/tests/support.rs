@@ -19,8 +19,8 @@ use gateway::{AdmissionInput, Authorization, Config, Gateway, Operation, Setting
 use http::{Request, Response};
 use proto::agent::node_agent_server::{NodeAgent, NodeAgentServer};
 use proto::agent::{
-    AgentMessage, ControllerMessage, MachineUsage, NodeUsage, StreamChunk, UsageReply, UsageRequest, VerbReply,
-    VerbRequest,
+    AgentMessage, ControllerMessage, MachineUsage, NodeUsage, StepsReply, StepsRequest, StreamChunk, UsageReply,
+    UsageRequest, VerbReply, VerbRequest,
 };
 use proto::transport::{self, Tls, direct, direct_datagrams};
 use serde_json::{Value, json};
@@ -156,6 +156,14 @@ impl NodeAgent for FakeAgent {
         self.seen.verbs.lock().unwrap().push((r.verb.clone(), serde_json::from_slice(&r.body).unwrap_or_default()));
         let reply = self.seen.replies.lock().unwrap().get(&r.verb).cloned();
         Ok(tonic::Response::new(reply.unwrap_or(VerbReply { ok: true, ..VerbReply::default() })))
+    }
+
+    async fn steps(&self, request: tonic::Request<StepsRequest>) -> Result<tonic::Response<StepsReply>, tonic::Status> {
+        let StepsRequest { namespace, name } = request.into_inner();
+        let told = |span: &str, start| json!({"trace": "t", "span": span, "name": format!("{namespace}/{name}"), "start": start});
+        // One of them a second time, as after a crash.
+        let steps = json!([told("b", 2), told("a", 1), told("b", 2)]).to_string();
+        Ok(tonic::Response::new(StepsReply { steps: steps.into_bytes().into() }))
     }
 
     async fn usage(&self, request: tonic::Request<UsageRequest>) -> Result<tonic::Response<UsageReply>, tonic::Status> {

@@ -169,6 +169,14 @@ impl Jaeger {
         Ok(spans.map(|span| Span::read(span, &trace["processes"])).collect())
     }
 
+    /// The ids of the traces that a search finds, as its page's address says it (`/search?...`).
+    pub fn found(&self, search: &str) -> Result<Vec<String>> {
+        let query = search.strip_prefix("/search?").with_context(|| format!("{search} is no search"))?;
+        let answer = self.web.get(&format!("/api/traces?{query}"))?.unwrap_or_default();
+        let traces = answer["data"].as_array().with_context(|| format!("{search}: {answer}"))?;
+        Ok(traces.iter().filter_map(|t| t["traceID"].as_str()).map(str::to_owned).collect())
+    }
+
     /// Waits until a trace has spans of these names, and is whole.
     pub fn finished(&self, id: &str, names: &[&str], limit: Duration) -> Result<Vec<Span>> {
         self.until(&format!("the end of trace {id}"), names, limit, || self.trace(id))

@@ -8,7 +8,7 @@ use chaos_tests::e2e::{
     manifest::{longest, vm},
     prometheus::{self, Prometheus, Series},
     vm::{START, Vm},
-    wait,
+    wait, web,
 };
 use chaos_tests::rules::root;
 use serde_json::Value;
@@ -366,68 +366,29 @@ fn chaos_runs() -> Result<(Helper, tempfile::TempDir, u16)> {
 
 /// Where the links of the dashboards lead to: variables are of the dashboard, paths are of the page.
 fn dashboards_link(cluster: &Cluster) -> Result<()> {
-    let door = fs::read_to_string(cluster.data.join("page.url"))?;
-    let home = door.trim().split("/?").next().context("an address")?.to_owned();
-    let jar = cluster.data.join("jar");
-    let jar = jar.display().to_string();
-    let curl = |url: &str| -> Result<(String, String)> {
-        let out = Command::new("curl")
-            .args(["-s", "-m", "60", "-b", &jar, "-c", &jar, "-w", "\n%{http_code}", url])
-            .output()?;
-        let text = String::from_utf8_lossy(&out.stdout).into_owned();
-        let (body, code) = text.rsplit_once('\n').context("curl says a code")?;
-        Ok((code.to_owned(), body.to_owned()))
-    };
-    ensure!(curl(door.trim())?.0 == "303");
-    let sources = ["reconcilers/src/driver.rs", "gateway/src/subresources/mod.rs"];
-    let sources: String = sources.iter().map(|f| fs::read_to_string(root().join(f))).collect::<Result<_, _>>()?;
-    let mut followed = 0;
-    for file in fs::read_dir(root().join("monitoring/dashboards"))? {
-        let text = fs::read_to_string(file?.path())?;
-        for url in text.split("\"url\": \"").skip(1).filter_map(|rest| rest.split('"').next()) {
-            let mut url = url.to_owned();
-            for (variable, value) in [
-                ("${page}", home.as_str()),
-                ("${jaeger}", "jaeger:"),
-                ("${namespace}", "default"),
-                ("${name}", "measured"),
-                ("${__data.fields.namespace}", "default"),
-                ("${__data.fields.name}", "measured"),
-            ] {
-                url = url.replace(variable, value);
-            }
-            ensure!(!url.contains('$'), "{url}");
-            if url.starts_with(&home) {
-                // The page waits some seconds for what it watches, and shows what it has then.
-                wait::until(&url, SEEN, || {
-                    let (code, body) = curl(&url)?;
-                    let there = code == "200" && (url.ends_with("/nodes") || body.contains("measured"));
-                    Ok(if there { Ok(()) } else { Err(format!("{code} {body}")) })
-                })?;
-            } else if let Some(search) = url.strip_prefix("jaeger:/search?") {
-                let tags = search.split("tags=").nth(1).context("tags")?;
-                let tags: Value = serde_json::from_str(
-                    &tags
-                        .replace("%7B", "{")
-                        .replace("%7D", "}")
-                        .replace("%22", "\"")
-                        .replace("%3A", ":")
-                        .replace("%2C", ","),
-                )?;
-                for (tag, _) in tags.as_object().context("tags")? {
-                    ensure!(sources.contains(&format!("\"{tag}\"")), "no span has {tag}");
-                }
-            } else {
-                let uid = url.split("/d/").nth(1).and_then(|r| r.split('?').next()).with_context(|| url.clone())?;
-                ensure!(
-                    root().join(format!("monitoring/dashboards/{}.json", uid.trim_start_matches("virtfold-"))).exists(),
-                    "{url}"
-                );
-            }
-            followed += 1;
+    let home = web::home(cluster)?;
+    let links = web::dashboard_links(&[
+        ("page", &home),
+        ("jaeger", "jaeger:"),
+        ("namespace", "default"),
+        ("name", "measured"),
+    ])?;
+    ensure!(links.len() >= 8, "{links:?}");
+    for url in links {
+        if let Some(path) = url.strip_prefix(&home) {
+            // The page waits some seconds for what it watches, and shows what it has then.
+            wait::until(&url, SEEN, || {
+                let (code, body) = web::page(cluster, path)?;
+                let there = code == 200 && (url.ends_with("/nodes") || body.contains("measured"));
+                Ok(if there { Ok(()) } else { Err(format!("{code} {body}")) })
+            })?;
+        } else if url.strip_prefix("jaeger:").is_none() {
+            // Those to Jaeger are followed where there is one.
+            let uid = url.split("/d/").nth(1).and_then(|r| r.split('?').next()).with_context(|| url.clone())?;
+            let file = format!("monitoring/dashboards/{}.json", uid.trim_start_matches("virtfold-"));
+            ensure!(root().join(file).exists(), "{url}");
         }
     }
-    ensure!(followed >= 8, "{followed} links");
     Ok(())
 }
 

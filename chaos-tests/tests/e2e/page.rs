@@ -169,6 +169,33 @@ fn explained(cluster: &Cluster, browser: &Browser, home: &str, name: &str) -> Re
     Ok(())
 }
 
+/// The trace of a start as a waterfall: from the write to the guest, of all processes, and as narrow as a phone.
+fn traced(browser: &Browser) -> Result<()> {
+    let row = |name: &str, by: &str| {
+        format!(
+            "[...document.querySelectorAll('.trace tr')].some(r => r.cells[0].innerText === '{name}' && r.cells[1].textContent === '{by}')"
+        )
+    };
+    for (name, by) in [
+        ("write", "controller"),
+        ("start", "controller"),
+        ("create-vmi", "controller"),
+        ("boot", "controller"),
+        ("prepare-network", "node-agent, node-1"),
+        ("launch", "launcher, node-1"),
+        ("guest-boot", "launcher, node-1"),
+        ("guest-agent", "controller"),
+    ] {
+        browser.wait(&row(name, by), SHOWN)?;
+    }
+    // Where all of the steps are in the trace, they are not shown a second time.
+    browser.wait("document.getElementById('steps') === null", SHOWN)?;
+    browser.look(390, 844, false)?;
+    let narrow = "document.documentElement.scrollWidth <= document.documentElement.clientWidth";
+    ensure!(browser.value(narrow)? == true, "the trace is wider than a narrow screen");
+    browser.look(1280, 900, false)
+}
+
 /// A console: what is typed comes to the guest, what it says is shown.
 fn console(browser: &Browser) -> Result<()> {
     browser.wait("document.getElementById('console-state').textContent === 'Connected'", SHOWN)?;
@@ -333,6 +360,7 @@ fn a_browser_shows_machines_their_reasons_nodes_and_consoles() -> Result<()> {
     browser.look(1280, 900, false)?;
     picture(&browser, "explanation")?;
     explained(&cluster, &browser, &home, "shop")?;
+    traced(&browser)?;
     picture(&browser, "machine")?;
     browser.open(&format!("{home}nodes"))?;
     browser.wait("/[0-9.]+ of [0-9]+/.test(document.getElementById('node-1').innerText)", SHOWN)?;
