@@ -83,7 +83,8 @@ pub fn whole(trace: &[Span]) -> Result<&Span> {
         let Some(id) = &span.parent else { continue };
         let parent = by_id.get(id.as_str()).with_context(|| format!("'{}' hangs in the air:\n{story}", span.name))?;
         // Clocks of one machine; each is read in milliseconds.
-        ensure!(span.start + 1000 >= parent.start, "'{}' begins before '{}':\n{story}", span.name, parent.name);
+        let early = parent.start.saturating_sub(span.start);
+        ensure!(early <= 1000, "'{}' begins {early} µs before '{}':\n{story}", span.name, parent.name);
     }
     Ok(roots[0])
 }
@@ -204,10 +205,10 @@ impl Jaeger {
         wait::until(what, limit, || {
             let trace = look()?;
             let lacks: Vec<_> = names.iter().filter(|name| !trace.iter().any(|s| s.name == **name)).collect();
-            Ok(if lacks.is_empty() && whole(&trace).is_ok() {
-                Ok(trace)
-            } else {
-                Err(format!("without {lacks:?}:\n{}", story(&trace)))
+            Ok(match whole(&trace) {
+                Ok(_) if lacks.is_empty() => Ok(trace),
+                Ok(_) => Err(format!("without {lacks:?}:\n{}", story(&trace))),
+                Err(error) => Err(format!("without {lacks:?}: {error:#}")),
             })
         })
     }
