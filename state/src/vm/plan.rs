@@ -191,6 +191,7 @@ impl Vm {
     pub(super) fn delete_vmi(&mut self, out: &mut Vec<Command>) {
         let target = self.vmi_ref();
         let id = self.issue(At::Vmi, What::Delete);
+        self.marks.asks(Some(self.now));
         out.push(Command::Delete { id, target });
     }
 
@@ -293,6 +294,9 @@ impl Vm {
             }
             return;
         };
+        if vmi.meta.deleting.is_none() && !self.vmi.in_flight() {
+            self.marks.asks(None);
+        }
         let pod = self.shared_pod();
         let facts = [
             (Step::Create, true),
