@@ -134,6 +134,9 @@ pub struct Up {
     /// or at any that is free where that one is taken
     #[arg(long, value_name = "ADDRESS:PORT", value_parser = loopback)]
     pub page: Option<SocketAddr>,
+    /// Where people look at traces in Jaeger, such as `http://127.0.0.1:16686`; the page's traces lead there
+    #[arg(long, value_name = "URL", value_parser = web)]
+    pub jaeger: Option<String>,
     /// Show no page
     #[arg(long, conflicts_with = "page")]
     pub no_page: bool,
@@ -169,6 +172,18 @@ fn loopback(text: &str) -> Result<SocketAddr, String> {
             "an address of the loopback interface is expected, since the page has no TLS; from elsewhere use 'ssh -L'"
                 .into(),
         ),
+    }
+}
+
+/// An address for browsers, without the slash at its end.
+fn web(text: &str) -> Result<String, String> {
+    match text.parse::<http::Uri>() {
+        Ok(uri)
+            if matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some() && uri.query().is_none() =>
+        {
+            Ok(text.trim_end_matches('/').to_owned())
+        }
+        _ => Err("an address that begins with http:// or https:// is expected".into()),
     }
 }
 

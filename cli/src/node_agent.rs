@@ -71,6 +71,7 @@ async fn serve(config: AgentConfig, outside: File) -> anyhow::Result<()> {
         // Standard output and standard error are the agent's log already.
         log_file: None,
         log_filter: config.log_filter.clone(),
+        keep: config.keep_steps,
         json: false,
     })?;
     let read = |path: &Path| std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()));

@@ -31,7 +31,7 @@ const ADMITTED: Duration = Duration::from_secs(60);
 const REFUSED: Duration = Duration::from_secs(5);
 /// Answers that are remembered; more, and all are forgotten.
 const REMEMBERED: usize = 1_000;
-/// What the API server gets for a review.
+/// What the API server gets for a review, and a client to say what it wants.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Bytes of a filter of logs.
 const FILTER: usize = 4 << 10;
@@ -156,13 +156,16 @@ impl Inner {
             Method::PUT => "put",
             _ => return plain(StatusCode::METHOD_NOT_ALLOWED, "GET shows what is logged, PUT changes it"),
         };
-        if let Some(refused) = self.refused(request.headers(), user, verb, "/log").await {
+        let (head, body) = request.into_parts();
+        // Read before anything is answered: some clients take an answer that comes before they have said all for a broken stream.
+        let read = tokio::time::timeout(PATIENCE, axum::body::to_bytes(body, FILTER)).await;
+        if let Some(refused) = self.refused(&head.headers, user, verb, "/log").await {
             return refused;
         }
         if verb == "get" {
             return plain(StatusCode::OK, telemetry::logs::filter());
         }
-        let wanted = axum::body::to_bytes(request.into_body(), FILTER).await.ok();
+        let wanted = read.ok().and_then(Result::ok);
         let wanted = wanted.as_ref().and_then(|bytes| std::str::from_utf8(bytes).ok()).map(str::trim);
         let Some(wanted) = wanted.filter(|wanted| !wanted.is_empty()) else {
             return plain(StatusCode::BAD_REQUEST, "the body is to be a filter, such as info,reconcilers=debug");

@@ -9,8 +9,9 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use proto::agent::node_agent_client::NodeAgentClient;
-use proto::agent::{StreamChunk, StreamOpen, UsageReply, UsageRequest, VerbReply, VerbRequest};
+use proto::agent::{StepsRequest, StreamChunk, StreamOpen, UsageReply, UsageRequest, VerbReply, VerbRequest};
 use serde_json::Value;
+use telemetry::kept::Kept;
 use tokio::sync::mpsc;
 use tonic::transport::Channel;
 
@@ -80,6 +81,20 @@ impl Agents {
             })?;
             let request = UsageRequest { namespace: namespace.to_owned() };
             client.usage(request).await.map(tonic::Response::into_inner).map_err(|s| s.message().to_owned())
+        };
+        tokio::time::timeout(limits::USAGE, asked).await.map_err(|_| "no answer in time".to_owned())?
+    }
+
+    /// The newest finished steps about a machine that the agent of a node keeps; else why it does not say.
+    pub async fn steps(&self, node: &str, address: &str, namespace: &str, name: &str) -> Result<Vec<Kept>, String> {
+        let asked = async {
+            let mut client = self.channel(node, address).await.map_err(|trouble| match trouble {
+                Trouble::NotYet(why) => why,
+                Trouble::Final(status) => status.message,
+            })?;
+            let request = StepsRequest { namespace: namespace.to_owned(), name: name.to_owned() };
+            let reply = client.steps(request).await.map_err(|s| s.message().to_owned())?;
+            serde_json::from_slice(&reply.into_inner().steps).map_err(|e| e.to_string())
         };
         tokio::time::timeout(limits::USAGE, asked).await.map_err(|_| "no answer in time".to_owned())?
     }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use futures::StreamExt;
+use futures::stream::{self, BoxStream, StreamExt};
 use kube::api::{Api, ApiResource, DynamicObject};
 use kube::runtime::{WatchStreamExt, watcher};
 use serde_json::{Value, json};
@@ -12,6 +12,10 @@ use telemetry::Readiness;
 
 use crate::admission::{Objects, PRESET, Settings, Wanted};
 use crate::kubernetes::{self, Patched, Resource};
+
+/// What a gateway lacks that does not know the KubeVirt object, or the presets.
+const SETTINGS: &str = "settings";
+const PRESETS: &str = "presets";
 
 /// The cluster as it is now.
 #[derive(Debug)]
@@ -26,8 +30,11 @@ pub(crate) struct Cluster {
 type Known = BTreeMap<String, DynamicObject>;
 
 impl Cluster {
-    /// A cluster that has no configuration.
-    pub(crate) fn new(own: Settings) -> Self {
+    /// A cluster of which nothing is known, so that it counts as one without a configuration.
+    pub(crate) fn new(own: Settings, readiness: &Readiness) -> Self {
+        for what in [SETTINGS, PRESETS] {
+            readiness.lacks(what, "they are not known yet");
+        }
         Self { settings: RwLock::new(Arc::new(own.clone())), presets: RwLock::new(None), own }
     }
 
@@ -50,7 +57,7 @@ impl Cluster {
     }
 
     async fn follow_presets(&self, client: &kube::Client, readiness: &Readiness) {
-        let mut seen = follow(client, kubernetes::PRESETS, readiness, "presets");
+        let mut seen = follow(client, kubernetes::PRESETS, readiness, PRESETS);
         while let Some(known) = seen.next().await {
             let items: Vec<Value> = known.values().filter_map(|o| serde_json::to_value(o).ok()).collect();
             *self.presets.write().unwrap_or_else(PoisonError::into_inner) = Some(json!({"items": items}));
@@ -59,7 +66,7 @@ impl Cluster {
 
     /// Of several objects the oldest counts.
     async fn follow_settings(&self, client: &kube::Client, readiness: &Readiness) {
-        let mut seen = follow(client, kubernetes::CLUSTER, readiness, "settings");
+        let mut seen = follow(client, kubernetes::CLUSTER, readiness, SETTINGS);
         // Two gateways of different versions do not correct each other for ever: each says once which it is.
         let mut introduced = false;
         while let Some(known) = seen.next().await {
@@ -91,9 +98,8 @@ fn follow(
     resource: Resource,
     readiness: &Readiness,
     what: &'static str,
-) -> futures::stream::BoxStream<'static, Known> {
+) -> BoxStream<'static, Known> {
     let readiness = readiness.clone();
-    readiness.lacks(what, "they are not known yet");
     let resource = ApiResource {
         group: api::names::GROUP.into(),
         version: "v1".into(),
@@ -104,8 +110,16 @@ fn follow(
     let objects: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
     let mut listed = Known::new();
     let mut known = Known::new();
-    let events = watcher(objects, watcher::Config::default()).default_backoff();
-    let all = events.filter_map(move |event| {
+    // A watch that goes on where it broke off tells nobody that it does: after an error all is read anew.
+    let begin = move || watcher(objects.clone(), watcher::Config::default()).boxed();
+    let events = stream::unfold((begin(), begin), |(mut events, begin)| async move {
+        let event = events.next().await?;
+        if event.is_err() {
+            events = begin();
+        }
+        Some((event, (events, begin)))
+    });
+    let all = events.boxed().default_backoff().filter_map(move |event| {
         let id = |o: &DynamicObject| o.metadata.uid.clone().unwrap_or_default();
         let changed = match event {
             Ok(watcher::Event::Init) => {

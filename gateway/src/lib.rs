@@ -151,7 +151,7 @@ impl Gateway {
     pub fn new(config: Config) -> Self {
         let agents = agent::Agents::new(config.dial.clone(), config.tls.clone(), config.patience);
         let metrics = metrics::Metrics::new(&config.metrics);
-        let cluster = cluster::Cluster::new(config.settings.clone());
+        let cluster = cluster::Cluster::new(config.settings.clone(), &config.readiness);
         Self { inner: Arc::new(Inner { config, agents, metrics, cluster }) }
     }
 

@@ -204,3 +204,31 @@ async fn the_gateway_follows_it_and_says_so() {
     assert_eq!(world.ask("DELETE", &one, None).await.0, 200);
     follower.abort();
 }
+
+#[tokio::test]
+async fn a_gateway_is_ready_as_long_as_it_can_follow_what_it_depends_on() {
+    let world = world().await;
+    let (open, opened) = tokio::sync::watch::channel(false);
+    let readiness = telemetry::Readiness::default();
+    let gateway = world.behind(opened, readiness.clone());
+    assert!(readiness.check().unwrap_err().ends_with("they are not known yet"), "before anybody has looked");
+    let follower = tokio::spawn(async move { gateway.follow().await });
+    let until = async |ready: bool| {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while readiness.check().is_ok() != ready {
+            assert!(Instant::now() < deadline, "{:?}, and {ready} is waited for", readiness.check());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        readiness.check()
+    };
+    for _ in 0..2 {
+        let why = until(false).await.unwrap_err();
+        assert!(why.starts_with("presets: ") || why.starts_with("settings: "), "{why}");
+        open.send(true).unwrap();
+        // A watch that is taken up again brings nothing that is new, and is as good as ever.
+        until(true).await.unwrap();
+        open.send(false).unwrap();
+    }
+    until(false).await.unwrap_err();
+    follower.abort();
+}

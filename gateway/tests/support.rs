@@ -19,8 +19,8 @@ use gateway::{AdmissionInput, Authorization, Config, Gateway, Operation, Setting
 use http::{Request, Response};
 use proto::agent::node_agent_server::{NodeAgent, NodeAgentServer};
 use proto::agent::{
-    AgentMessage, ControllerMessage, MachineUsage, NodeUsage, StreamChunk, UsageReply, UsageRequest, VerbReply,
-    VerbRequest,
+    AgentMessage, ControllerMessage, MachineUsage, NodeUsage, StepsReply, StepsRequest, StreamChunk, UsageReply,
+    UsageRequest, VerbReply, VerbRequest,
 };
 use proto::transport::{self, Tls, direct, direct_datagrams};
 use serde_json::{Value, json};
@@ -36,6 +36,7 @@ impl gateway::Explain for Why {
     }
 }
 
+const GATEWAY: &str = "virtfold-gateway";
 pub const NODE: &str = "node-1";
 /// How long the gateway of a test waits for an agent.
 pub const PATIENCE: Duration = Duration::from_secs(1);
@@ -157,6 +158,14 @@ impl NodeAgent for FakeAgent {
         Ok(tonic::Response::new(reply.unwrap_or(VerbReply { ok: true, ..VerbReply::default() })))
     }
 
+    async fn steps(&self, request: tonic::Request<StepsRequest>) -> Result<tonic::Response<StepsReply>, tonic::Status> {
+        let StepsRequest { namespace, name } = request.into_inner();
+        let told = |span: &str, start| json!({"trace": "t", "span": span, "name": format!("{namespace}/{name}"), "start": start});
+        // One of them a second time, as after a crash.
+        let steps = json!([told("b", 2), told("a", 1), told("b", 2)]).to_string();
+        Ok(tonic::Response::new(StepsReply { steps: steps.into_bytes().into() }))
+    }
+
     async fn usage(&self, request: tonic::Request<UsageRequest>) -> Result<tonic::Response<UsageReply>, tonic::Status> {
         let wanted = request.into_inner().namespace;
         let machine = |namespace: &str, name: &str| MachineUsage {
@@ -226,6 +235,7 @@ fn tokio_stream<T: Send + 'static>(receive: tokio::sync::mpsc::Receiver<T>) -> i
 pub struct World {
     pub server: ApiServer,
     pub gateway: Gateway,
+    pki: Pki,
     pub seen: Arc<Seen>,
     /// Plain HTTP to the API server, as its administrator (`X-Test-User` for somebody else).
     pub address: SocketAddr,
@@ -234,6 +244,25 @@ pub struct World {
 
 pub async fn world() -> World {
     world_with(Authorization::Forwarded).await
+}
+
+fn tls(pki: &Pki, identity: embedded::pki::Identity) -> Tls {
+    Tls { ca: pki.ca().to_owned(), cert: identity.cert, key: identity.key }
+}
+
+fn config(pki: &Pki, client: kube::Client, authorization: Authorization) -> Config {
+    Config {
+        client,
+        dial: direct(),
+        datagrams: direct_datagrams(),
+        tls: tls(pki, pki.client(GATEWAY, None).unwrap()),
+        settings: Settings { trusted: vec![GATEWAY.into()], ..Settings::default() },
+        authorization,
+        explain: Some(Arc::new(Why)),
+        patience: PATIENCE,
+        metrics: Default::default(),
+        readiness: Default::default(),
+    }
 }
 
 pub async fn world_with(authorization: Authorization) -> World {
@@ -245,21 +274,8 @@ pub async fn world_with(authorization: Authorization) -> World {
     )
     .await
     .unwrap();
-    let tls = |i: embedded::pki::Identity| Tls { ca: pki.ca().to_owned(), cert: i.cert, key: i.key };
-    let config = Config {
-        // With the rights that the cluster gives it, and no more.
-        client: server.client(Who::new("virtfold-gateway", &[])),
-        dial: direct(),
-        datagrams: direct_datagrams(),
-        tls: tls(pki.client("virtfold-gateway", None).unwrap()),
-        settings: Settings { trusted: vec!["virtfold-gateway".into()], ..Settings::default() },
-        authorization,
-        explain: Some(Arc::new(Why)),
-        patience: PATIENCE,
-        metrics: Default::default(),
-        readiness: Default::default(),
-    };
-    let gateway = Gateway::new(config);
+    // With the rights that the cluster gives it, and no more.
+    let gateway = Gateway::new(config(&pki, server.client(Who::new(GATEWAY, &[])), authorization));
     server.add_admission(Arc::new(Glue { gateway: gateway.clone() }));
     for version in ["v1", "v1alpha3"] {
         server.add_aggregated("subresources.kubevirt.io", version, Arc::new(Glue { gateway: gateway.clone() }));
@@ -269,7 +285,7 @@ pub async fn world_with(authorization: Authorization) -> World {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let agent_address = listener.local_addr().unwrap();
     let incoming = futures::stream::unfold(listener, |l| async move { Some((l.accept().await.map(|(s, _)| s), l)) });
-    let agent = transport::server(&tls(pki.node(NODE).unwrap()))
+    let agent = transport::server(&tls(&pki, pki.node(NODE).unwrap()))
         .unwrap()
         .add_service(NodeAgentServer::new(FakeAgent { seen: seen.clone() }))
         .serve_with_incoming(incoming);
@@ -287,7 +303,7 @@ pub async fn world_with(authorization: Authorization) -> World {
     });
     tokio::spawn(async move { axum::serve(plain, app).await });
 
-    let world = World { server, gateway, seen, address, _folder: folder };
+    let world = World { server, gateway, pki, seen, address, _folder: folder };
     for crd in api::crd::all() {
         let (code, made) =
             world.ask("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", Some(crd)).await;
@@ -310,6 +326,26 @@ pub async fn world_with(authorization: Authorization) -> World {
 }
 
 impl World {
+    /// Another gateway, which reaches the API server as long as `open` says so; what has begun ends with that.
+    pub fn behind(&self, open: tokio::sync::watch::Receiver<bool>, readiness: telemetry::Readiness) -> Gateway {
+        let server = self.server.clone();
+        let service = tower::service_fn(move |request: Request<kube::client::Body>| {
+            let (server, mut open) = (server.clone(), open.clone());
+            async move {
+                if !*open.borrow_and_update() {
+                    return Err(std::io::Error::other("nobody answers"));
+                }
+                let (head, body) =
+                    server.handle(request.map(Body::new), Some(Who::new(GATEWAY, &[]))).await.into_parts();
+                let closed = async move { open.wait_for(|open| !open).await.map(drop) };
+                let body = body.into_data_stream().take_until(Box::pin(closed));
+                Ok(Response::from_parts(head, Body::from_stream(body)))
+            }
+        });
+        let client = kube::Client::new(service, "default");
+        Gateway::new(Config { readiness, ..config(&self.pki, client, Authorization::Forwarded) })
+    }
+
     pub async fn ask(&self, method: &str, path: &str, body: Option<Value>) -> (u16, Value) {
         self.ask_as(&Who::system("admin"), method, path, body).await
     }

@@ -98,6 +98,11 @@ async fn a_machine_is_started_and_stopped_by_its_strategy() {
     let made = world.make_vm("Halted").await;
     let (code, why) = world.verb("GET", "vm/explain", None).await;
     assert_eq!((code, &why["name"]), (200, &json!("a")), "what the controller says of it");
+    assert!(why["spans"].is_null(), "nobody asked for steps: {why}");
+    let (code, why) = world.verb("GET", "vm/explain?spans=true", None).await;
+    let spans: Vec<_> = why["spans"].as_array().unwrap().iter().map(|s| (&s["name"], &s["span"])).collect();
+    let its = json!("default/a");
+    assert_eq!((code, spans), (200, vec![(&its, &json!("a")), (&its, &json!("b"))]), "in order, each once: {why}");
     for (path, code) in [
         ("namespaces/default/virtualmachineinstancereplicasets/a/explain", 404),
         ("namespaces/default/virtualmachineinstancereplicasets/a/start", 404),

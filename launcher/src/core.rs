@@ -21,9 +21,9 @@ use tokio::sync::{mpsc, oneshot, watch};
 use crate::config::Config;
 use crate::fds::Descriptors;
 use crate::guest::{Agent, AgentError, AgentLevel};
-use crate::hypervisor::{self, Driver, Event, Paused, StartError, Started};
+use crate::hypervisor::{self, Driver, Event, Paused, Start, Started};
 use crate::latch::{Answer, Asked, Decision, Kind, Latch, Reason, VmiFacts};
-use crate::time::{Boottime, unix_ms};
+use crate::time::{Boottime, unix_ms, unix_us};
 use crate::{limits, stats};
 use ending::{Ending, Wish};
 
@@ -51,7 +51,7 @@ pub(crate) enum Ask {
 
 /// What tasks of ours bring back.
 enum Back {
-    Started(Result<Box<Started>, StartError>),
+    Started(Box<Start>),
     Settled {
         id: String,
         answer: Answer,
@@ -453,8 +453,7 @@ impl Core {
         self.labels = labels.collect();
         let (driver, back) = (self.driver.clone(), self.back.clone());
         tokio::spawn(async move {
-            let started = driver.start(machine, fds).await.map(Box::new);
-            let _ = back.send(Back::Started(started)).await;
+            let _ = back.send(Back::Started(Box::new(driver.start(machine, fds).await))).await;
         });
     }
 
@@ -510,15 +509,29 @@ impl Core {
 
     fn back(&mut self, back: Back) {
         match back {
-            Back::Started(Ok(started)) => self.started(*started),
-            Back::Started(Err(e)) => self.start_failed(Reason::Failed, e.to_string()),
+            Back::Started(start) => {
+                if let Some((since, until)) = start.locked {
+                    self.step_waited("start-hypervisor", "wait-for-lock", since, until);
+                }
+                match start.result {
+                    Ok(started) => self.started(started),
+                    Err(e) => self.start_failed(Reason::Failed, e.to_string()),
+                }
+            }
             Back::Settled { id, answer, reply } => {
                 self.latch.settled(&id, answer.clone());
                 let _ = reply.send(self.ack(&id, answer));
             }
             Back::Verb { id, verb, word, result, reply_to, operation, since } => {
                 let failed = result.as_ref().err().map(|p| (p.reason, p.message.clone()));
-                self.tell(operation, &word, "", since, failed.as_ref().map(|(r, m)| (*r, m.as_str())), true);
+                self.tell(
+                    operation,
+                    &word,
+                    "",
+                    (since, unix_us()),
+                    failed.as_ref().map(|(r, m)| (*r, m.as_str())),
+                    true,
+                );
                 self.verb_done(&id, verb, result, reply_to);
             }
             Back::Thawed(again) => self.thawed(again),
@@ -596,16 +609,19 @@ impl Core {
             self.step_ends("guest-boot", None);
         }
         self.publish(|d| {
-            let machine_type = d.guest.take().map(|g| g.machine_type).unwrap_or_default();
+            let known = d.guest.take().unwrap_or_default();
+            let first =
+                if agent.connected && known.agent_first_unix_ms == 0 { unix_ms() } else { known.agent_first_unix_ms };
             d.guest = Some(GuestFacts {
                 agent_connected: agent.connected,
                 agent_version: agent.version,
                 os: agent.os,
                 hostname: agent.hostname,
                 interfaces,
-                machine_type,
+                machine_type: known.machine_type,
                 fs_freeze_status: agent.fs_freeze_status,
                 agent_lacks: agent.lacks,
+                agent_first_unix_ms: first,
             });
         });
     }

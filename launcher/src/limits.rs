@@ -21,6 +21,11 @@ pub const QMP_TIMEOUT: Duration = Duration::from_secs(15);
 pub const FIGURES: Duration = Duration::from_secs(2);
 /// From exec to the first answer of the monitor. A large guest with prefaulted memory takes its time.
 pub const QEMU_START: Duration = Duration::from_secs(60);
+/// An image that somebody else has locked is waited for so long: whoever had it may just be ending. As a rule it is a machine that
+/// goes on, and then the start fails with that.
+pub const LOCK: Duration = Duration::from_secs(10);
+/// Between two tries for it.
+pub const LOCK_AGAIN: Duration = Duration::from_millis(500);
 /// One run of qemu-img (create an overlay, check the metadata of a large image on a slow disk).
 pub const QEMU_IMG: Duration = Duration::from_secs(120);
 /// A picture of the screen: it travels in one message, and those take 4 MiB.

@@ -92,8 +92,20 @@ fn a_disk_in_use_is_not_started_from_twice() {
     std::fs::create_dir_all(second.path("private/vmi-disks")).unwrap();
     std::os::unix::fs::symlink(first.path("private/vmi-disks/root"), second.path("private/vmi-disks/root")).unwrap();
     fails(&mut second, &manifest, &["the image of disk root is in use by another process"]);
+    // Who comes while the other one ends waits for that, and then runs; the wait is a step of its own.
+    let mut third = Launcher::new();
+    std::fs::create_dir_all(third.path("private/vmi-disks")).unwrap();
+    std::os::unix::fs::symlink(first.path("private/vmi-disks/root"), third.path("private/vmi-disks/root")).unwrap();
+    third.start(&manifest);
+    third.until_tried(2);
     first.tell(InstructKind::Kill, "k", Duration::ZERO);
     first.ends(Cause::Destroyed);
+    third.until_state(DomainState::Running);
+    let steps = third.steps();
+    let waits: Vec<_> = steps.iter().filter(|s| s.name == "wait-for-lock").map(|s| (&*s.parent, &*s.reason)).collect();
+    assert_eq!(waits, [("start-hypervisor", "")], "{steps:?}");
+    third.tell(InstructKind::Kill, "k", Duration::ZERO);
+    third.ends(Cause::Destroyed);
 }
 
 #[test]

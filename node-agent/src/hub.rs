@@ -42,6 +42,8 @@ pub(crate) struct Opened {
 pub(crate) struct Route {
     pub client: Option<Client>,
     pub share: std::path::PathBuf,
+    /// Whose it is, as spans say it.
+    pub identity: [(&'static str, String); 4],
 }
 
 /// Where a verb or a stream goes, or why it cannot.
@@ -463,7 +465,7 @@ impl Hub {
         };
         slot.cell.admit_verb(vmi).map_err(|(reason, message)| refuse(reason, message))?;
         let facts = slot.pod.as_ref().ok_or_else(unknown)?;
-        Ok(Route { client: slot.client.clone(), share: facts.share_dir.clone() })
+        Ok(Route { client: slot.client.clone(), share: facts.share_dir.clone(), identity: link::identity(facts) })
     }
 
     async fn opened(&mut self, opened: Opened, ready: oneshot::Sender<()>) {

@@ -101,12 +101,7 @@ fn tell(steps: Vec<proto::launcher::Step>, pod: &PodFacts, client: &Client, told
         }
         *told = step.seq;
         let Some(context) = telemetry::TraceContext::parse(&step.traceparent) else { continue };
-        let mut attributes = vec![
-            ("k8s.namespace.name", pod.namespace.clone()),
-            ("k8s.pod.name", pod.pod_name.clone()),
-            ("k8s.pod.uid", pod.pod_uid.clone()),
-            ("kubevirt.vm.name", pod.vmi_name.clone()),
-        ];
+        let mut attributes = identity(pod).to_vec();
         if step.asked {
             let method = if step.operation == VERB { "Verb" } else { "Execute" };
             attributes.extend(rpc("virtfold.launcher.v1.Launcher", method));
@@ -132,6 +127,16 @@ fn tell(steps: Vec<proto::launcher::Step>, pod: &PodFacts, client: &Client, told
 
 /// A verb, as a part of the request that it belongs to.
 pub(crate) const VERB: &str = "agent-verb";
+
+/// Whose a step is, as spans say it.
+pub(crate) fn identity(pod: &PodFacts) -> [(&'static str, String); 4] {
+    [
+        ("k8s.namespace.name", pod.namespace.clone()),
+        ("k8s.pod.name", pod.pod_name.clone()),
+        ("k8s.pod.uid", pod.pod_uid.clone()),
+        ("kubevirt.vm.name", pod.vmi_name.clone()),
+    ]
+}
 
 /// What a call is, as spans say it.
 pub(crate) fn rpc(service: &str, method: &str) -> [(&'static str, String); 3] {

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use futures::Stream;
 use proto::agent::node_agent_server::NodeAgent;
 use proto::agent::{
-    AgentMessage, ControllerMessage, HelloReply, StreamChunk, UsageReply, UsageRequest, VerbReply, VerbRequest,
-    agent_message, controller_message,
+    AgentMessage, ControllerMessage, HelloReply, StepsReply, StepsRequest, StreamChunk, UsageReply, UsageRequest,
+    VerbReply, VerbRequest, agent_message, controller_message,
 };
 use proto::transport::caller;
 use state::agent::session::{admit, admit_by_lease};
@@ -173,9 +173,9 @@ impl NodeAgent for Service {
         let refuse = |reason: &str, message: String| {
             Ok(Response::new(VerbReply { ok: false, reason: reason.into(), message, body: Default::default() }))
         };
-        let client = match self.route(&verb.vmi_uid, &verb.pod_uid).await? {
+        let (client, identity) = match self.route(&verb.vmi_uid, &verb.pod_uid).await? {
             Ok(route) => match route.client {
-                Some(client) => client,
+                Some(client) => (client, route.identity),
                 None => return refuse("not-ready", "the launcher does not answer".into()),
             },
             Err(refused) => return Ok(Response::new(refused)),
@@ -188,7 +188,8 @@ impl NodeAgent for Service {
         verb.ttl_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
         tracing::info!(verb = verb.verb, id = verb.id, pod = verb.pod_uid, traceparent = verb.traceparent, "verb");
         // At most once is the launcher's: it remembers the id. Not answered is not done, as far as anybody knows.
-        let asked = Asked { traceparent: verb.traceparent.clone(), id: verb.id.clone(), verb: verb.verb.clone() };
+        let asked =
+            Asked { traceparent: verb.traceparent.clone(), id: verb.id.clone(), verb: verb.verb.clone(), identity };
         let began = std::time::SystemTime::now();
         let answer = link::within(left, client.verb(verb)).await;
         asked.emit(&self.shared.node, began, &answer);
@@ -233,6 +234,13 @@ impl NodeAgent for Service {
             None => UsageReply::default(),
         }))
     }
+
+    async fn steps(&self, request: Request<StepsRequest>) -> Result<Response<StepsReply>, Status> {
+        caller(&request, GATEWAY)?;
+        let StepsRequest { namespace, name } = request.into_inner();
+        let steps = serde_json::to_vec(&telemetry::kept::of(&namespace, &name));
+        Ok(Response::new(StepsReply { steps: steps.map_err(|e| Status::internal(e.to_string()))?.into() }))
+    }
 }
 
 /// A verb, as a step of the request that it came with.
@@ -240,6 +248,7 @@ struct Asked {
     traceparent: String,
     id: String,
     verb: String,
+    identity: [(&'static str, String); 4],
 }
 
 impl Asked {
@@ -263,6 +272,7 @@ impl Asked {
             ("virtfold.verb", self.verb.clone()),
             ("rpc.grpc.status_code", code.to_string()),
         ];
+        attributes.extend(self.identity.clone());
         attributes.extend(link::rpc("virtfold.agent.v1.NodeAgent", "Verb"));
         telemetry::emit(telemetry::Step {
             attributes,

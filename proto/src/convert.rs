@@ -141,6 +141,7 @@ impl From<GuestFacts> for agent::GuestFacts {
             machine_type: g.machine_type,
             fs_freeze_status: g.fs_freeze_status,
             agent_lacks: g.agent_lacks,
+            agent_first_unix_ms: g.agent_first.map_or(0, |t| t.0),
         }
     }
 }
@@ -197,6 +198,7 @@ impl From<agent::GuestFacts> for GuestFacts {
             machine_type: g.machine_type,
             fs_freeze_status: g.fs_freeze_status,
             agent_lacks: g.agent_lacks,
+            agent_first: (g.agent_first_unix_ms > 0).then_some(Timestamp(g.agent_first_unix_ms)),
         }
     }
 }
@@ -338,6 +340,7 @@ mod tests {
                     machine_type: "q35".into(),
                     fs_freeze_status: "thawed".into(),
                     agent_lacks: vec!["guest-get-users".into()],
+                    agent_first_unix_ms: 8,
                 }),
                 paused_reason: "PausedByUser".into(),
                 accelerator: "tcg".into(),

@@ -87,6 +87,9 @@ pub struct GuestFacts {
     pub fs_freeze_status: String,
     /// Commands that are used here and that the guest's agent does not have.
     pub agent_lacks: Vec<String>,
+    /// When the agent answered for the first time in the life of the domain.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub agent_first: Option<Timestamp>,
 }
 
 /// Operating system of the guest, as `guest-get-osinfo` tells.

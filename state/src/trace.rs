@@ -241,6 +241,9 @@ pub struct Marks {
     /// What steps waited for; that of the step under way comes last.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     waited: Vec<(Option<Step>, Waited)>,
+    /// The deletion that a stop begins with is on its way since then: others may hear of it before who asked for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    asked: Option<Timestamp>,
     /// What caused the running operation; of a stop, what it will be to the next start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     from: Option<Box<Cause>>,
@@ -303,10 +306,16 @@ impl Marks {
         }
     }
 
+    /// The deletion of the instance is on its way since then, or is not.
+    pub fn asks(&mut self, since: Option<Timestamp>) {
+        self.asked = since;
+    }
+
     /// A stop begins, in the name of a request where there is one. A start that was under way has come to nothing.
     pub fn begin_stop(&mut self, at: Timestamp, cause: Option<String>) {
         self.fail("Interrupted", at);
-        self.begin(at);
+        let asked = self.asked.filter(|asked| *asked < at);
+        self.begin(asked.unwrap_or(at));
         self.stopping = true;
         self.cause = cause;
     }
@@ -334,7 +343,8 @@ impl Marks {
     fn unseen(&mut self, reign: Reign) {
         self.sent = self.order.len();
         self.resumed = Some(self.sent);
-        if let (Some(before), Some(last)) = (reign.before, self.last) {
+        // What comes after the end of the whole, the guest's first word, has waited for no leader.
+        if let (Some(before), Some(last)) = (reign.before.filter(|_| !self.is_over()), self.last) {
             let from = before.max(last);
             if reign.since > from {
                 self.waited(Awaited::Leader, from, reign.since);
@@ -460,6 +470,14 @@ mod tests {
         let told: Vec<_> = m.take("t").iter().map(|f| (f.step, f.end, f.closes)).collect();
         let stop = (Step::Teardown, Timestamp(30), Some(Timestamp(20)));
         assert_eq!(told, [stop, (Step::Create, Timestamp(31), None)]);
+        // It begins when it was asked for, not when that is answered.
+        for (asked, begun) in [(Some(Timestamp(40)), 40), (None, 45)] {
+            m.asks(Some(Timestamp(39)));
+            m.asks(asked);
+            m.begin_stop(Timestamp(45), None);
+            m.reached(Step::Teardown, Timestamp(50));
+            assert_eq!(m.take("t").last().map(|f| f.closes), Some(Some(Timestamp(begun))));
+        }
     }
 
     #[test]

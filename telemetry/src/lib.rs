@@ -5,12 +5,14 @@
 //! end, and its span is emitted once, when the step ends, with an id derived from (cell, operation, step). A process that
 //! repeats a step after a crash derives the same id, and a child can name its parent before the parent has ended.
 //!
-//! Without a collector a step costs one counter ([`steps::counts`]), and one that is away costs a bounded queue.
+//! Without a collector a step costs one counter ([`steps::counts`]), and one that is away costs a bounded queue. Where a page shows this
+//! machine, the newest are kept besides ([`kept`]).
 
 pub mod clock;
 pub mod context;
 mod export;
 pub mod journal;
+pub mod kept;
 pub mod logs;
 pub mod metrics;
 mod readiness;
@@ -36,6 +38,8 @@ pub struct Options {
     pub speaks_for: Option<&'static str>,
     /// The node that the process belongs to.
     pub node: Option<String>,
+    /// Whether the newest steps are kept in this process, too, for those who ask it ([`kept`]).
+    pub keep: bool,
     /// Where log lines go; `None` means stderr.
     pub log_file: Option<std::path::PathBuf>,
     /// Log filter (`info`, `reconcilers=debug`, ...); `VIRTFOLD_LOG` in the environment wins.

@@ -3,6 +3,7 @@
 use crate::{
     Error, Options, TraceContext, context,
     export::{Sampler, Settings, Target},
+    kept,
 };
 use opentelemetry::{
     InstrumentationScope, KeyValue,
@@ -162,9 +163,9 @@ pub struct Cause {
     pub relation: &'static str,
 }
 
-/// Whether there is a collector, so that it is worth while to tell for somebody else.
+/// Whether there is a collector, or steps are kept, so that it is worth while to tell for somebody else.
 pub fn are_told() -> bool {
-    PROCESSOR.get().is_some()
+    PROCESSOR.get().is_some() || kept::are_wanted()
 }
 
 /// A trace that begins here; whether it is told is decided now.
@@ -177,6 +178,9 @@ pub fn begin() -> TraceContext {
 /// Emits the span of a finished step. Never blocks; where no collector is configured, or the trace is not sampled, or too many
 /// spans wait, it counts and returns. What fails is told in any case, with what this process did in its trace before.
 pub fn emit(step: Step<'_>) {
+    if kept::are_wanted() {
+        kept::keep(&span(step.clone()), step.service);
+    }
     let Some(processor) = PROCESSOR.get() else {
         UNSENT.fetch_add(1, Ordering::Relaxed);
         return;
@@ -331,6 +335,9 @@ pub(crate) fn span(step: Step<'_>) -> SpanData {
 pub(crate) fn init(options: &Options) -> Result<(), Error> {
     let settings = Settings::read(options.otlp_endpoint.as_deref(), options.otlp_via, |name| std::env::var(name).ok())?;
     SAMPLER.set(settings.sampler).map_err(|_| Error::Twice)?;
+    if options.keep {
+        kept::begin(options.service, options.node.as_deref());
+    }
     match &settings.target {
         Some(target) => start(options, target),
         None => Ok(()),

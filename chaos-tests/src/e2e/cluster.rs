@@ -10,7 +10,10 @@ use std::{
     net::TcpListener,
     path::{Path, PathBuf},
     process::{Child, ChildStdin, Command, Stdio},
-    sync::Mutex,
+    sync::{
+        Mutex,
+        atomic::{AtomicU32, Ordering},
+    },
     time::Duration,
 };
 
@@ -106,9 +109,29 @@ impl Drop for Janitor {
     }
 }
 
-/// A port of the loopback interface that was free a moment ago.
+/// Ports that [`free_ports`] gives: below those that the kernel gives to outgoing connections, one of which would take it before whoever asked
+/// for it listens there.
+const PORTS: std::ops::Range<u16> = 15_000..32_000;
+
+/// A port of the loopback interface that is free, and that nobody else in this program gets.
 pub fn free_port() -> Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+    free_ports(1)
+}
+
+/// The first of so many ports, one after the other, that are free, and that nobody else in this program gets.
+pub fn free_ports(count: u16) -> Result<u16> {
+    static TAKEN: AtomicU32 = AtomicU32::new(0);
+    let all = u32::from(PORTS.end - PORTS.start - count);
+    // Programs that run at the same time begin elsewhere.
+    let begin = std::process::id().wrapping_mul(7_919);
+    for _ in 0..all {
+        let taken = TAKEN.fetch_add(count.into(), Ordering::Relaxed);
+        let first = PORTS.start + u16::try_from(begin.wrapping_add(taken) % all)?;
+        if (first..first + count).all(|port| TcpListener::bind(("127.0.0.1", port)).is_ok()) {
+            return Ok(first);
+        }
+    }
+    bail!("no {count} free ports in {PORTS:?}")
 }
 
 impl Cluster {

@@ -83,7 +83,8 @@ pub fn whole(trace: &[Span]) -> Result<&Span> {
         let Some(id) = &span.parent else { continue };
         let parent = by_id.get(id.as_str()).with_context(|| format!("'{}' hangs in the air:\n{story}", span.name))?;
         // Clocks of one machine; each is read in milliseconds.
-        ensure!(span.start + 1000 >= parent.start, "'{}' begins before '{}':\n{story}", span.name, parent.name);
+        let early = parent.start.saturating_sub(span.start);
+        ensure!(early <= 1000, "'{}' begins {early} µs before '{}':\n{story}", span.name, parent.name);
     }
     Ok(roots[0])
 }
@@ -169,6 +170,14 @@ impl Jaeger {
         Ok(spans.map(|span| Span::read(span, &trace["processes"])).collect())
     }
 
+    /// The ids of the traces that a search finds, as its page's address says it (`/search?...`).
+    pub fn found(&self, search: &str) -> Result<Vec<String>> {
+        let query = search.strip_prefix("/search?").with_context(|| format!("{search} is no search"))?;
+        let answer = self.web.get(&format!("/api/traces?{query}"))?.unwrap_or_default();
+        let traces = answer["data"].as_array().with_context(|| format!("{search}: {answer}"))?;
+        Ok(traces.iter().filter_map(|t| t["traceID"].as_str()).map(str::to_owned).collect())
+    }
+
     /// Waits until a trace has spans of these names, and is whole.
     pub fn finished(&self, id: &str, names: &[&str], limit: Duration) -> Result<Vec<Span>> {
         self.until(&format!("the end of trace {id}"), names, limit, || self.trace(id))
@@ -196,10 +205,10 @@ impl Jaeger {
         wait::until(what, limit, || {
             let trace = look()?;
             let lacks: Vec<_> = names.iter().filter(|name| !trace.iter().any(|s| s.name == **name)).collect();
-            Ok(if lacks.is_empty() && whole(&trace).is_ok() {
-                Ok(trace)
-            } else {
-                Err(format!("without {lacks:?}:\n{}", story(&trace)))
+            Ok(match whole(&trace) {
+                Ok(_) if lacks.is_empty() => Ok(trace),
+                Ok(_) => Err(format!("without {lacks:?}:\n{}", story(&trace))),
+                Err(error) => Err(format!("without {lacks:?}: {error:#}")),
             })
         })
     }

@@ -42,6 +42,14 @@ pub fn vm(name: &str) -> VmManifest {
     }
 }
 
+/// The same with a name of 253 characters, all that may be in one among them. (No label can say it.)
+pub fn longest() -> VmManifest {
+    let name: String = "a0123456789-bcdefghijklmnopqrstuvwxyz.".chars().cycle().take(252).chain(['z']).collect();
+    let mut longest = vm(&name);
+    longest.object["spec"]["template"]["metadata"]["labels"] = json!({});
+    longest
+}
+
 impl VmManifest {
     /// The part that becomes the VMI's spec.
     pub fn spec(&mut self) -> &mut Value {

@@ -17,6 +17,10 @@ use std::{
 
 /// Time that it takes to begin to listen.
 const READY: Duration = Duration::from_secs(60);
+/// For what is missing where a scrape has failed: it is back with one of the next.
+const AGAIN: Duration = Duration::from_secs(120);
+/// Between two scrapes of a node's agent, and for each of them: it asks launchers, and those their guests, who may be slow.
+const AGENT: &str = "5s";
 
 /// Why there is none on this machine.
 pub fn program() -> std::result::Result<(), String> {
@@ -48,15 +52,19 @@ pub fn exporters(cluster: &Cluster, first: u16) -> Result<Vec<(String, u16)>> {
 }
 
 impl Prometheus {
-    /// Starts it: every second it scrapes the exporters of a cluster, with a token that may, and these files of the port of somebody else.
+    /// Starts it: every two seconds it scrapes the control plane of a cluster, every five its agents, with a token that may, and these files of
+    /// the port of somebody else.
     pub fn start(cluster: &Cluster, first: u16, token: &str, others: &[(u16, &str)]) -> Result<Self> {
         let data = tempfile::Builder::new().prefix("virtfold-prometheus-").tempdir()?.keep();
         let janitor = Janitor::start(&data)?;
         fs::write(data.join("token"), token)?;
         let port = free_port()?;
         let job = |(name, port): (String, u16)| {
+            let (kind, often) = if name == "localhost" { ("control-plane", "2s") } else { ("node-agent", AGENT) };
             json!({
-                "job_name": if name == "localhost" { "virtfold-control-plane" } else { "virtfold-node-agent" }.to_owned() + "-" + &name,
+                "job_name": format!("virtfold-{kind}-{name}"),
+                "scrape_interval": often,
+                "scrape_timeout": often,
                 "scheme": "https",
                 "honor_labels": true,
                 "authorization": {"credentials_file": data.join("token")},
@@ -68,7 +76,7 @@ impl Prometheus {
         let jobs: Vec<Value> =
             exporters(cluster, first)?.into_iter().map(job).chain(others.iter().map(other)).collect();
         let config = json!({
-            "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+            "global": {"scrape_interval": "2s", "scrape_timeout": "2s", "evaluation_interval": "2s"},
             "rule_files": [root().join("monitoring/rules.yaml")],
             "scrape_configs": jobs,
         });
@@ -112,12 +120,10 @@ impl Prometheus {
         result.as_array().into_iter().flatten().map(|s| series(s).with_context(|| format!("{query}: {s}"))).collect()
     }
 
-    /// The one value that a query has.
+    /// The one value that a query has. One that failed to be scraped is waited for.
     pub fn value(&self, query: &str) -> Result<f64> {
-        match &self.query(query)?[..] {
-            [one] => Ok(one.value),
-            all => bail!("{} series for {query}: {all:?}", all.len()),
-        }
+        let all = self.wait(query, AGAIN, |all| all.len() == 1)?;
+        Ok(all.first().with_context(|| query.to_owned())?.value)
     }
 
     /// Waits until a query has an answer that is as wanted.

@@ -1,31 +1,32 @@
 //! A real Prometheus scrapes a running system: all metrics of the catalogue are there, and a guest's are what the guest says.
 
 use super::e2e;
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use chaos_tests::e2e::{
-    cluster::{Cluster, Options, binaries, free_port},
+    cluster::{Cluster, Options, binaries, free_port, free_ports},
     console::Console,
-    manifest::vm,
+    manifest::{longest, vm},
     prometheus::{self, Prometheus, Series},
     vm::{START, Vm},
-    wait,
+    wait, web,
 };
 use chaos_tests::rules::root;
 use serde_json::Value;
 use std::{
     collections::BTreeSet,
     fs,
-    net::{TcpListener, TcpStream},
+    io::{Read, Write},
+    net::TcpStream,
     process::{Child, Command, Stdio},
     sync::PoisonError,
     time::Duration,
 };
 use telemetry::metrics::{Kind, catalogue};
 
-/// For what a scrape a second brings, on a busy machine.
-const SEEN: Duration = Duration::from_secs(60);
-/// Where the guest listens.
-const HTTP: u16 = 80;
+/// For what a scrape every few seconds brings, on a busy machine.
+const SEEN: Duration = Duration::from_secs(180);
+/// Where the guest echoes.
+const ECHO: u16 = 7_777;
 /// What a guest must have done, and this one cannot do.
 const NEVER: [(&str, &str); 3] = [
     ("kubevirt_vmi_guest_load_1m", "its agent is older than version 10"),
@@ -41,28 +42,16 @@ const CHAOS_FILES: [&str; 2] = ["/layer1.txt", "/layer2.txt"];
 /// Labels that may be empty of all instances.
 const EMPTY: [&str; 2] = ["vnic_name", "guest_os_version_id"];
 
-/// Two ports, one after the other, that were free a moment ago.
-fn two_ports() -> Result<u16> {
-    for _ in 0..100 {
-        let first = free_port()?;
-        if let Some(second) = first.checked_add(1)
-            && TcpListener::bind(("127.0.0.1", second)).is_ok()
-        {
-            return Ok(first);
-        }
-    }
-    bail!("no two free ports")
-}
-
 /// Asks an exporter: the code and the answer.
 fn curl(port: u16, path: &str, arguments: &[&str]) -> Result<(u16, String)> {
     let out = Command::new("curl")
-        .args(["-sk", "-m", "20", "-w", "\n%{http_code}"])
+        .args(["-sSk", "-m", "60", "-w", "\n%{http_code}"])
         .args(arguments)
         .arg(format!("https://127.0.0.1:{port}{path}"))
         .output()?;
     let text = String::from_utf8_lossy(&out.stdout).into_owned();
     let (body, code) = text.rsplit_once('\n').with_context(|| format!("curl said {out:?}"))?;
+    ensure!(code != "000", "no answer from port {port}: {}", String::from_utf8_lossy(&out.stderr));
     Ok((code.parse()?, body.to_owned()))
 }
 
@@ -83,7 +72,10 @@ fn token(cluster: &Cluster, account: &str, may: bool) -> Result<String> {
 /// Nobody sees metrics who may not; health is for everybody.
 fn is_authorised(cluster: &Cluster, port: u16, known: &str, stranger: &str) -> Result<()> {
     for path in ["/healthz", "/readyz"] {
-        ensure!(curl(port, path, &[])?.0 == 200, "{path} of port {port}");
+        wait::until(&format!("{path} of port {port}"), SEEN, || {
+            let (code, said) = curl(port, path, &[])?;
+            Ok(if code == 200 { Ok(()) } else { Err(format!("{code} {said}")) })
+        })?;
     }
     let pki = |name: &str| cluster.data.join("pki").join(name).display().to_string();
     let (cert, key) = (pki("client-admin.crt"), pki("client-admin.key"));
@@ -131,10 +123,12 @@ impl Drop for Helper {
     }
 }
 
-/// Holds connections to a machine's screen and to one of its ports.
-fn connected(cluster: &Cluster, name: &str) -> Result<Vec<(Helper, TcpStream)>> {
-    let (screen, port) = (free_port()?.to_string(), free_port()?.to_string());
-    let ports = format!("{port}:{HTTP}");
+/// Holds connections to a machine's screen and to one of its ports, where `cat` answers: a web server hangs up on who asks for nothing.
+fn connected(cluster: &Cluster, name: &str, console: &mut Console) -> Result<Vec<(Helper, TcpStream)>> {
+    console.start(&format!("nc -ll -p {ECHO} -e cat"))?;
+    let local = || anyhow::Ok(free_port()?.to_string());
+    let (screen, port) = (local()?, local()?);
+    let ports = format!("{port}:{ECHO}");
     let all =
         [(&screen, vec!["vnc", name, "--proxy-only", "--port", &screen]), (&port, vec!["port-forward", name, &ports])];
     let mut held = vec![];
@@ -142,83 +136,205 @@ fn connected(cluster: &Cluster, name: &str) -> Result<Vec<(Helper, TcpStream)>> 
         let mut command = Command::new(chaos_tests::e2e::cluster::virtfold()?);
         command.args(&arguments).env("KUBECONFIG", cluster.kubeconfig()).stdin(Stdio::null()).stdout(Stdio::null());
         let helper = Helper(command.spawn().context("start a helper")?);
-        let stream = wait::until("a local port", SEEN, || {
-            Ok(TcpStream::connect(("127.0.0.1", port.parse::<u16>()?)).map_err(|e| e.to_string()))
+        // A screen greets, and what echoes answers.
+        let stream = wait::until("an answer", SEEN, || {
+            let mut stream = TcpStream::connect(("127.0.0.1", port.parse::<u16>()?))?;
+            stream.set_read_timeout(Some(SEEN))?;
+            if arguments[0] == "port-forward" {
+                stream.write_all(b"?")?;
+            }
+            stream.read_exact(&mut [0])?;
+            Ok(Ok(stream))
         })?;
         held.push((helper, stream));
     }
     Ok(held)
 }
 
-/// A number that the guest says.
-fn number(console: &mut Console, command: &str) -> Result<f64> {
+/// Numbers that the guest says.
+fn numbers(console: &mut Console, command: &str) -> Result<Vec<f64>> {
     let said = console.run(command)?;
-    said.trim().parse().with_context(|| format!("'{command}' said {said:?}"))
+    let all: Result<Vec<f64>, _> = said.split_whitespace().map(str::parse).collect();
+    all.ok().filter(|all| !all.is_empty()).with_context(|| format!("'{command}' said {said:?}"))
 }
 
-/// Waits until a query has a value that is near what is expected.
-fn near(prometheus: &Prometheus, query: &str, expected: f64, tolerance: f64) -> Result<()> {
-    let good = |all: &[Series]| matches!(all, [one] if (one.value - expected).abs() <= tolerance);
-    prometheus.wait(query, SEEN, good).with_context(|| format!("{expected} ± {tolerance} is what the guest says"))?;
+fn number(console: &mut Console, command: &str) -> Result<f64> {
+    Ok(numbers(console, command)?[0])
+}
+
+/// Waits until a metric is near what the guest says: both are looked at anew each time, because neither stands still.
+fn near(prometheus: &Prometheus, query: &str, console: &mut Console, command: &str, tolerance: f64) -> Result<()> {
+    wait::until(query, SEEN, || {
+        let said = number(console, command)?;
+        let seen = prometheus.value(query)?;
+        let good = (seen - said).abs() <= tolerance;
+        Ok(if good { Ok(()) } else { Err(format!("{seen}; the guest says {said}, and ± {tolerance} is allowed")) })
+    })
+}
+
+/// A count that only grows, and that guest and metric begin at once, is between what the guest says before and after it is seen.
+fn between(prometheus: &Prometheus, query: &str, console: &mut Console, command: &str) -> Result<()> {
+    let before = number(console, command)?;
+    let seen = prometheus.wait(query, SEEN, |all| matches!(all, [one] if one.value >= before))?[0].value;
+    let after = number(console, command)?;
+    ensure!(seen <= after, "{query} is {seen}; the guest said {before} and then {after}");
     Ok(())
+}
+
+/// Counts of which the guest knows nothing of before its drivers came.
+struct Counts<'a> {
+    /// Each with what may be off by what happens by itself.
+    queries: &'a [(String, f64)],
+    /// What the guest says of them, in the same order.
+    command: &'a str,
+}
+
+impl Counts<'_> {
+    fn look(&self, prometheus: &Prometheus, console: &mut Console) -> Result<Vec<(f64, f64)>> {
+        let said = numbers(console, self.command)?;
+        ensure!(said.len() == self.queries.len(), "'{}' said {said:?}", self.command);
+        let seen: Result<Vec<f64>> = self.queries.iter().map(|(query, _)| prometheus.value(query)).collect();
+        Ok(said.into_iter().zip(seen?).collect())
+    }
+
+    /// What guest and metrics say at a time when nothing happens: as long as three scrapes show the same.
+    fn rest(&self, prometheus: &Prometheus, console: &mut Console) -> Result<Vec<(f64, f64)>> {
+        let mut scrapes: Vec<f64> = vec![];
+        let mut known: Vec<(f64, f64)> = vec![];
+        let scraped = format!("timestamp({})", self.queries[0].0);
+        wait::until("a guest that rests", SEEN, || {
+            let at = prometheus.value(&scraped)?;
+            let now = self.look(prometheus, console)?;
+            if now != known {
+                scrapes.clear();
+                known = now;
+            }
+            if scrapes.last() != Some(&at) {
+                scrapes.push(at);
+            }
+            Ok(if scrapes.len() >= 3 { Ok(known.clone()) } else { Err(format!("{known:?} at {scrapes:?}")) })
+        })
+    }
+
+    /// Some work makes both grow by at least so much, and alike, but for a share of it.
+    fn grow_alike(
+        &self,
+        prometheus: &Prometheus,
+        console: &mut Console,
+        work: &str,
+        least: &[f64],
+        share: f64,
+    ) -> Result<()> {
+        let begun = self.rest(prometheus, console)?;
+        console.run_within(work, START)?;
+        wait::until(work, SEEN, || {
+            let now = self.look(prometheus, console)?;
+            let grown = now.iter().zip(&begun).map(|((said, seen), (s, m))| (said - s, seen - m));
+            let off: Vec<String> = grown
+                .zip(self.queries)
+                .zip(least)
+                .filter(|(((said, seen), (_, slack)), least)| {
+                    *said < **least || (said - seen).abs() > said * share + *slack
+                })
+                .map(|(((said, seen), (query, _)), least)| {
+                    format!("{query} grew by {seen}, in the guest by {said}, and at least by {least}")
+                })
+                .collect();
+            Ok(if off.is_empty() { Ok(()) } else { Err(off.join("\n")) })
+        })
+    }
 }
 
 /// What is measured of a guest is what the guest measures itself.
 fn guest_says_the_same(prometheus: &Prometheus, console: &mut Console) -> Result<()> {
-    let of = |metric: &str| format!("{metric}{{name=\"measured\"}}");
-    let kib = "awk '/^KEY:/ {print $2 * 1024}' /proc/meminfo";
-    let total = number(console, &kib.replace("KEY", "MemTotal"))?;
-    near(prometheus, &of("kubevirt_vmi_memory_available_bytes"), total, 0.0)?;
-    near(prometheus, &of("kubevirt_vmi_memory_domain_bytes"), (128 << 20) as f64, 0.0)?;
-    near(prometheus, &of("kubevirt_vmi_memory_actual_balloon_bytes"), (128 << 20) as f64, 0.0)?;
+    const MIB: f64 = 1_048_576.0;
+    let of = |metric: &str| format!("kubevirt_vmi_{metric}{{name=\"measured\"}}");
+    let kib = |keys: &str| format!("awk '/^({keys}):/ {{n += $2 * 1024}} END {{print n}}' /proc/meminfo");
+    near(prometheus, &of("memory_available_bytes"), console, &kib("MemTotal"), 0.0)?;
+    for given in ["memory_domain_bytes", "memory_actual_balloon_bytes"] {
+        prometheus.wait(&of(given), SEEN, |all| matches!(all, [one] if one.value == 128.0 * MIB))?;
+    }
     // The driver tells every ten seconds, and an idle guest does not change much.
-    let usable = number(console, &kib.replace("KEY", "MemAvailable"))?;
-    near(prometheus, &of("kubevirt_vmi_memory_usable_bytes"), usable, (8 << 20) as f64)?;
-    let free = number(console, &kib.replace("KEY", "MemFree"))?;
-    near(prometheus, &of("kubevirt_vmi_memory_unused_bytes"), free, (8 << 20) as f64)?;
+    for (metric, keys) in [
+        ("memory_usable_bytes", "MemAvailable"),
+        ("memory_unused_bytes", "MemFree"),
+        ("memory_cached_bytes", "Buffers|Cached|SwapCached"),
+    ] {
+        near(prometheus, &of(metric), console, &kib(keys), 8.0 * MIB)?;
+    }
+    for (metric, key) in [
+        ("memory_pgmajfault_total", "pgmajfault"),
+        ("memory_pgminfault_total", "pgfault"),
+        ("memory_swap_in_traffic_bytes", "pswpin"),
+        ("memory_swap_out_traffic_bytes", "pswpout"),
+    ] {
+        between(prometheus, &of(metric), console, &format!("awk '/^{key} / {{print $2}}' /proc/vmstat"))?;
+    }
 
-    // Disks: what the guest's kernel counts between two looks, QEMU counts, too.
-    let sectors = "awk '{print $3 * 512}' /sys/block/vda/stat";
-    let reads = of("kubevirt_vmi_storage_read_traffic_bytes_total").replace('}', ",drive=\"system\"}");
-    let begun = number(console, sectors)?;
-    let metric = prometheus.value(&reads)?;
-    console.run_within("echo 3 >/proc/sys/vm/drop_caches; head -c 20000000 /dev/vda >/dev/null", START)?;
-    let read = number(console, sectors)? - begun;
-    ensure!(read >= 19e6, "the guest read {read} bytes");
-    near(prometheus, &reads, metric + read, read * 0.05)?;
+    // Disks: what the guest's kernel counts, QEMU counts, too.
+    let drive = |metric: &str, slack| (of(metric).replace('}', ",drive=\"system\"}"), slack);
+    let disk = Counts {
+        queries: &[
+            drive("storage_iops_read_total", 30.0),
+            drive("storage_read_traffic_bytes_total", MIB),
+            drive("storage_iops_write_total", 30.0),
+            drive("storage_write_traffic_bytes_total", MIB),
+            drive("storage_flush_requests_total", 5.0),
+        ],
+        command: "awk '{print $1, $3 * 512, $5, $7 * 512, $16}' /sys/block/vda/stat",
+    };
+    let work = "echo 3 >/proc/sys/vm/drop_caches; head -c 20000000 /dev/vda >/dev/null; \
+                dd if=/dev/vda of=/dev/vda bs=1000000 count=9 conv=notrunc,fsync 2>/dev/null";
+    disk.grow_alike(prometheus, console, work, &[20.0, 19e6, 5.0, 9e6, 1.0], 0.05)?;
 
     // The network: in both directions, from the guest's side.
-    let card = "$(ls /sys/class/net | grep -v lo | head -n1)";
-    for (file, metric) in [
-        ("rx_bytes", "kubevirt_vmi_network_receive_bytes_total"),
-        ("tx_bytes", "kubevirt_vmi_network_transmit_bytes_total"),
-    ] {
-        let count = number(console, &format!("cat /sys/class/net/{card}/statistics/{file}"))?;
-        // Packets that came before the guest had its driver are counted by the host alone.
-        near(prometheus, &of(metric), count, 4096.0 + count * 0.1)?;
-    }
+    let (bytes, packets) = (4096.0, 30.0);
+    let network = Counts {
+        queries: &[
+            (of("network_receive_bytes_total"), bytes),
+            (of("network_transmit_bytes_total"), bytes),
+            (of("network_receive_packets_total"), packets),
+            (of("network_transmit_packets_total"), packets),
+        ],
+        command: "cd /sys/class/net/$(ls /sys/class/net | grep -v lo | head -n1)/statistics; \
+                  cat rx_bytes tx_bytes rx_packets tx_packets; cd /",
+    };
+    let work = "ping -q -c 100 -s 1400 -i 0.05 $(ip route | awk '/^default/ {print $3}')";
+    network.grow_alike(prometheus, console, work, &[140e3, 140e3, 100.0, 100.0], 0.02)?;
 
     // File systems, by the guest's agent.
-    let all = prometheus.wait(&of("kubevirt_vmi_filesystem_capacity_bytes"), SEEN, |all| !all.is_empty())?;
+    let all = prometheus.wait(&of("filesystem_capacity_bytes"), SEEN, |all| !all.is_empty())?;
     for series in &all {
         let mount = series.labels.get("mount_point").context("a mount point")?;
-        let size = number(console, &format!("df -k {mount} | awk 'END {{print $2 * 1024}}'"))?;
+        let [size, used] = numbers(console, &format!("df -k {mount} | awk 'END {{print $2 * 1024, $3 * 1024}}'"))?[..]
+        else {
+            anyhow::bail!("df of {mount}")
+        };
         ensure!((series.value - size).abs() <= size * 0.1, "{mount} has {} bytes; the guest says {size}", series.value);
+        let metric = of("filesystem_used_bytes").replace('}', &format!(",mount_point=\"{mount}\"}}"));
+        prometheus.wait(&metric, SEEN, |all| matches!(all, [one] if (one.value - used).abs() <= size * 0.1))?;
     }
 
-    // CPU time: a loop in the guest is work of the hypervisor.
-    let cpu = of("kubevirt_vmi_cpu_usage_seconds_total");
-    let before = prometheus.value(&cpu)?;
-    let used = "awk '/^cpu / {print ($2 + $3 + $4) / 100}' /proc/stat";
-    let begun = number(console, used)?;
+    // CPU time: a loop in the guest is work of its processor, or waiting for one of the node's: the guest cannot tell them apart.
+    let cpu = of("cpu_usage_seconds_total");
+    let processors = format!("sum({}) + sum({})", of("vcpu_seconds_total"), of("vcpu_delay_seconds_total"));
+    let (before, processors_before) = (prometheus.value(&cpu)?, prometheus.value(&processors)?);
+    let command = "awk '/^cpu / {print ($2 + $3 + $4) / 100}' /proc/stat";
+    let begun = number(console, command)?;
     console.run_within("i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done", START)?;
-    let used = number(console, used)? - begun;
-    let query = format!("{cpu} - {before}");
+    let used = number(console, command)? - begun;
+    ensure!(used > 0.5, "the guest used {used} s");
+    let enough = |all: &[Series]| matches!(all, [one] if one.value - processors_before >= used * 0.8);
     prometheus
-        .wait(&query, SEEN, |all| matches!(all, [one] if one.value >= used * 0.8 && one.value <= used * 2.0 + 10.0))
-        .with_context(|| format!("the guest used {used} s"))?;
-    let vcpus = prometheus.value("sum(kubevirt_vmi_vcpu_seconds_total{name=\"measured\"})")?;
+        .wait(&processors, SEEN, enough)
+        .with_context(|| format!("{processors_before} before {used} s of use"))?;
+    let spent = prometheus.value(&cpu)? - before;
+    ensure!(spent > 0.0 && spent <= used * 2.0 + 10.0, "{spent} s of the hypervisor for {used} s of the guest");
+    let vcpus = prometheus.value(&format!("sum({})", of("vcpu_seconds_total")))?;
     ensure!(vcpus > 0.0 && vcpus <= prometheus.value(&cpu)? + 1.0, "virtual processors used {vcpus} s");
+    let parts = format!("sum({}) + sum({})", of("cpu_user_usage_seconds_total"), of("cpu_system_usage_seconds_total"));
+    let parts = prometheus.value(&format!("abs({parts} - sum({cpu}))"))?;
+    ensure!(parts <= 0.1, "user and system are off the whole by {parts} s");
     Ok(())
 }
 
@@ -250,67 +366,29 @@ fn chaos_runs() -> Result<(Helper, tempfile::TempDir, u16)> {
 
 /// Where the links of the dashboards lead to: variables are of the dashboard, paths are of the page.
 fn dashboards_link(cluster: &Cluster) -> Result<()> {
-    let door = fs::read_to_string(cluster.data.join("page.url"))?;
-    let home = door.trim().split("/?").next().context("an address")?.to_owned();
-    let jar = cluster.data.join("jar");
-    let jar = jar.display().to_string();
-    let curl = |url: &str| -> Result<(String, String)> {
-        let out = Command::new("curl")
-            .args(["-s", "-m", "30", "-b", &jar, "-c", &jar, "-w", "\n%{http_code}", url])
-            .output()?;
-        let text = String::from_utf8_lossy(&out.stdout).into_owned();
-        let (body, code) = text.rsplit_once('\n').context("curl says a code")?;
-        Ok((code.to_owned(), body.to_owned()))
-    };
-    ensure!(curl(door.trim())?.0 == "303");
-    let sources = ["reconcilers/src/driver.rs", "gateway/src/subresources/mod.rs"];
-    let sources: String = sources.iter().map(|f| fs::read_to_string(root().join(f))).collect::<Result<_, _>>()?;
-    let mut followed = 0;
-    for file in fs::read_dir(root().join("monitoring/dashboards"))? {
-        let text = fs::read_to_string(file?.path())?;
-        for url in text.split("\"url\": \"").skip(1).filter_map(|rest| rest.split('"').next()) {
-            let mut url = url.to_owned();
-            for (variable, value) in [
-                ("${page}", home.as_str()),
-                ("${jaeger}", "jaeger:"),
-                ("${namespace}", "default"),
-                ("${name}", "measured"),
-                ("${__data.fields.namespace}", "default"),
-                ("${__data.fields.name}", "measured"),
-            ] {
-                url = url.replace(variable, value);
-            }
-            ensure!(!url.contains('$'), "{url}");
-            if url.starts_with(&home) {
-                let (code, body) = curl(&url)?;
-                ensure!(
-                    code == "200" && (url.ends_with("/nodes") || body.contains("measured")),
-                    "{url}: {code} {body}"
-                );
-            } else if let Some(search) = url.strip_prefix("jaeger:/search?") {
-                let tags = search.split("tags=").nth(1).context("tags")?;
-                let tags: Value = serde_json::from_str(
-                    &tags
-                        .replace("%7B", "{")
-                        .replace("%7D", "}")
-                        .replace("%22", "\"")
-                        .replace("%3A", ":")
-                        .replace("%2C", ","),
-                )?;
-                for (tag, _) in tags.as_object().context("tags")? {
-                    ensure!(sources.contains(&format!("\"{tag}\"")), "no span has {tag}");
-                }
-            } else {
-                let uid = url.split("/d/").nth(1).and_then(|r| r.split('?').next()).with_context(|| url.clone())?;
-                ensure!(
-                    root().join(format!("monitoring/dashboards/{}.json", uid.trim_start_matches("virtfold-"))).exists(),
-                    "{url}"
-                );
-            }
-            followed += 1;
+    let home = web::home(cluster)?;
+    let links = web::dashboard_links(&[
+        ("page", &home),
+        ("jaeger", "jaeger:"),
+        ("namespace", "default"),
+        ("name", "measured"),
+    ])?;
+    ensure!(links.len() >= 8, "{links:?}");
+    for url in links {
+        if let Some(path) = url.strip_prefix(&home) {
+            // The page waits some seconds for what it watches, and shows what it has then.
+            wait::until(&url, SEEN, || {
+                let (code, body) = web::page(cluster, path)?;
+                let there = code == 200 && (url.ends_with("/nodes") || body.contains("measured"));
+                Ok(if there { Ok(()) } else { Err(format!("{code} {body}")) })
+            })?;
+        } else if url.strip_prefix("jaeger:").is_none() {
+            // Those to Jaeger are followed where there is one.
+            let uid = url.split("/d/").nth(1).and_then(|r| r.split('?').next()).with_context(|| url.clone())?;
+            let file = format!("monitoring/dashboards/{}.json", uid.trim_start_matches("virtfold-"));
+            ensure!(root().join(file).exists(), "{url}");
         }
     }
-    ensure!(followed >= 8, "{followed} links");
     Ok(())
 }
 
@@ -386,7 +464,7 @@ fn a_real_prometheus_sees_the_whole_catalogue_and_what_the_guest_sees() -> Resul
         return Ok(());
     }
     let _turn = super::TURN.read().unwrap_or_else(PoisonError::into_inner);
-    let port = two_ports()?;
+    let port = free_ports(2)?;
     let cluster = Cluster::start(Options {
         nodes: 1,
         arguments: vec!["--stop-guests".into(), "--metrics".into(), format!("127.0.0.1:{port}")],
@@ -406,8 +484,10 @@ fn a_real_prometheus_sees_the_whole_catalogue_and_what_the_guest_sees() -> Resul
         Ok(if failing.is_empty() { Ok(()) } else { Err(failing.join("\n")) })
     })?;
 
-    // A start that comes to nothing, for what counts such.
-    let interrupted = Vm::apply(&cluster, &vm("interrupted"))?;
+    // A start that comes to nothing, for what counts such: no node takes it, however long it is until it is deleted.
+    let mut nowhere = vm("interrupted");
+    nowhere.spec()["nodeSelector"] = serde_json::json!({"disk": "fast"});
+    let interrupted = Vm::apply(&cluster, &nowhere)?;
     wait::until("its instance", START, || Ok(interrupted.vmi().map(|_| ()).map_err(|e| e.to_string())))?;
     interrupted.delete()?;
 
@@ -422,8 +502,17 @@ fn a_real_prometheus_sees_the_whole_catalogue_and_what_the_guest_sees() -> Resul
         prometheus.wait(&of_verb, SEEN, |all| all.iter().any(|s| s.value > times))?;
     }
     prometheus.wait("virtfold_operation_step_duration_seconds_count", SEEN, |all| !all.is_empty())?;
-    Vm::running(&cluster, &vm("another"))?.delete()?;
-    let held = connected(&cluster, "measured")?;
+    // A name of 253 characters stands whole in whatever tells of its machine.
+    let another = Vm::running(&cluster, &longest())?;
+    for metric in ["kubevirt_vm_info", "kubevirt_vmi_info", "kubevirt_vmi_cpu_usage_seconds_total"] {
+        prometheus.wait(&format!("{metric}{{name=\"{}\"}}", another.name), SEEN, |all| all.len() == 1)?;
+    }
+    for arguments in [&["explain", &another.name][..], &["top"]] {
+        let (code, out, error) = cluster.virtfold(arguments)?;
+        ensure!(code == 0 && out.contains(&another.name), "{arguments:?}: {out}{error}");
+    }
+    another.delete()?;
+    let held = connected(&cluster, "measured", &mut console)?;
     wait::until("all metrics", SEEN, || {
         let mut missing = vec![];
         for def in catalogue::ALL.iter().filter(|def| NEVER.iter().all(|(name, _)| *name != def.name)) {
@@ -453,8 +542,10 @@ fn a_real_prometheus_sees_the_whole_catalogue_and_what_the_guest_sees() -> Resul
         info.len() == 1 && info[0].labels["status"] == "running" && info[0].labels["status_group"] == "running",
         "{info:?}"
     );
-    let exemplars = prometheus.exemplars("virtfold_operation_step_duration_seconds_bucket")?;
-    ensure!(!exemplars.is_empty(), "no step names its trace");
+    wait::until("a step that names its trace", SEEN, || {
+        let exemplars = prometheus.exemplars("virtfold_operation_step_duration_seconds_bucket")?;
+        Ok(if exemplars.is_empty() { Err(String::new()) } else { Ok(()) })
+    })?;
 
     let broken = prometheus.broken_rules()?;
     ensure!(broken.is_empty(), "{}", broken.join("\n"));

@@ -8,7 +8,7 @@ use chaos_tests::{
     e2e::{
         browser::{self, Browser},
         cluster::{Cluster, Options, virtfold},
-        manifest::vm,
+        manifest::{longest, vm},
         vm::{START, Vm},
         wait,
     },
@@ -123,6 +123,29 @@ fn list(browser: &Browser, home: &str) -> Result<()> {
     browser.scripts(true)
 }
 
+/// A name of 253 characters with all that may be in one is shown, followed and typed into addresses, and breaks no layout.
+fn longest_name(cluster: &Cluster, browser: &Browser, home: &str) -> Result<()> {
+    let long = Vm::apply(cluster, &longest().run("Halted"))?;
+    let name = &long.name;
+    let narrow = "document.documentElement.scrollWidth <= document.documentElement.clientWidth";
+    browser.look(390, 844, false)?;
+    browser.open(home)?;
+    browser.wait(&format!("{} === 'Stopped'", status(name)), SHOWN)?;
+    ensure!(browser.value(narrow)? == true, "the list is wider than the screen");
+    browser.value(&format!("document.getElementById('a-m-default-{name}').click()"))?;
+    browser.wait(&format!("document.querySelector('h1')?.textContent === '{name}'"), SHOWN)?;
+    ensure!(browser.value(narrow)? == true, "the machine is wider than the screen");
+    browser.open(&format!("{home}machines/default/{name}/console"))?;
+    browser.wait("document.getElementById('console-state').textContent.startsWith('Closed: ')", SHOWN)?;
+    ensure!(browser.value(narrow)? == true, "the console is wider than the screen");
+    browser.look(1280, 640, false)?;
+    browser.open(home)?;
+    browser.wait(&format!("{} === 'Stopped'", status(name)), SHOWN)?;
+    cluster.ok(&["delete", "vm", name])?;
+    browser.wait(&format!("{} === undefined", status(name)), SHOWN)?;
+    browser.wait(&format!("document.getElementById('news').textContent === '{name} is gone'"), SHOWN)
+}
+
 /// The words of `virtfold explain` are those of the page.
 fn explained(cluster: &Cluster, browser: &Browser, home: &str, name: &str) -> Result<()> {
     browser.open(&format!("{home}machines/default/{name}"))?;
@@ -144,6 +167,33 @@ fn explained(cluster: &Cluster, browser: &Browser, home: &str, name: &str) -> Re
     })?;
     named(browser)?;
     Ok(())
+}
+
+/// The trace of a start as a waterfall: from the write to the guest, of all processes, and as narrow as a phone.
+fn traced(browser: &Browser) -> Result<()> {
+    let row = |name: &str, by: &str| {
+        format!(
+            "[...document.querySelectorAll('.trace tr')].some(r => r.cells[0].innerText === '{name}' && r.cells[1].textContent === '{by}')"
+        )
+    };
+    for (name, by) in [
+        ("write", "controller"),
+        ("start", "controller"),
+        ("create-vmi", "controller"),
+        ("boot", "controller"),
+        ("prepare-network", "node-agent, node-1"),
+        ("launch", "launcher, node-1"),
+        ("guest-boot", "launcher, node-1"),
+        ("guest-agent", "controller"),
+    ] {
+        browser.wait(&row(name, by), SHOWN)?;
+    }
+    // Where all of the steps are in the trace, they are not shown a second time.
+    browser.wait("document.getElementById('steps') === null", SHOWN)?;
+    browser.look(390, 844, false)?;
+    let narrow = "document.documentElement.scrollWidth <= document.documentElement.clientWidth";
+    ensure!(browser.value(narrow)? == true, "the trace is wider than a narrow screen");
+    browser.look(1280, 900, false)
 }
 
 /// A console: what is typed comes to the guest, what it says is shown.
@@ -305,10 +355,12 @@ fn a_browser_shows_machines_their_reasons_nodes_and_consoles() -> Result<()> {
     shop.wait_condition("AgentConnected", "True", START)?;
 
     list(&browser, &home)?;
+    longest_name(&cluster, &browser, &home)?;
     explained(&cluster, &browser, &home, "ledger")?;
     browser.look(1280, 900, false)?;
     picture(&browser, "explanation")?;
     explained(&cluster, &browser, &home, "shop")?;
+    traced(&browser)?;
     picture(&browser, "machine")?;
     browser.open(&format!("{home}nodes"))?;
     browser.wait("/[0-9.]+ of [0-9]+/.test(document.getElementById('node-1').innerText)", SHOWN)?;

@@ -6,10 +6,10 @@ use anyhow::{Context, Result, ensure};
 use chaos_tests::e2e::{
     cluster::{Cluster, Options},
     jaeger::{self, Jaeger, Span, story, whole},
-    manifest::vm,
+    manifest::longest,
     process,
     vm::{START, Vm},
-    wait,
+    wait, web,
 };
 use nix::sys::signal::Signal;
 use std::{
@@ -83,11 +83,38 @@ fn operation<'a>(trace: &'a [Span], root: &Span, name: &str, steps: &[&str], sin
         ensure!(within || *step == "guest-agent", "'{step}' ends after the {name}:\n{story}");
     }
     for span in trace {
-        for key in ["virtfold.cell", "virtfold.operation"] {
+        for key in ["virtfold.cell", "virtfold.operation", "k8s.namespace.name", "kubevirt.vm.name"] {
             ensure!(span.tags.contains_key(key), "'{}' has no {key}:\n{story}", span.name);
         }
     }
     Ok(whole)
+}
+
+/// The links of dashboards and page lead to a machine's traces, and the page shows all that is in this one.
+fn is_linked(cluster: &Cluster, jaeger: &Jaeger, name: &str, id: &str) -> Result<()> {
+    let values = [("page", "page:"), ("jaeger", ""), ("namespace", "default"), ("name", name)];
+    let searches: Vec<String> =
+        web::dashboard_links(&values)?.into_iter().filter(|link| link.starts_with("/search?")).collect();
+    ensure!(!searches.is_empty(), "no dashboard leads to traces");
+    for search in searches {
+        let found = jaeger.found(&search)?;
+        ensure!(found.iter().any(|t| t == id), "{search} finds {found:?}, and not {id}");
+        let other = jaeger.found(&search.replace(name, "nobody"))?;
+        ensure!(other.is_empty(), "a search for another machine finds {other:?}");
+    }
+    let trace = jaeger.trace(id)?;
+    let way = format!("{}/trace/", jaeger.url);
+    wait::until("the page to show the trace", START, || {
+        let (code, body) = web::page(cluster, &format!("/machines/default/{name}"))?;
+        let linked: Vec<&str> = body.split(&way).skip(1).filter_map(|rest| rest.split('"').next()).collect();
+        let missing: Vec<&str> =
+            trace.iter().map(|s| s.name.as_str()).filter(|name| !body.contains(&format!(">{name}<"))).collect();
+        Ok(match linked.contains(&id) && missing.is_empty() {
+            true => Ok(()),
+            false => Err(format!("{code}, linked: {linked:?}, without {missing:?}: {body}")),
+        })
+    })?;
+    Ok(())
 }
 
 /// Fails where anything that people or collectors can read shows what only the guest may see.
@@ -120,14 +147,17 @@ fn each_operation_is_one_trace_across_processes_and_over_their_ends() -> Result<
     }
     let _turn = super::TURN.read().unwrap_or_else(PoisonError::into_inner);
     let jaeger = Jaeger::start()?;
+    let arguments = ["--stop-guests", "--otlp-endpoint", &jaeger.otlp, "--jaeger", &jaeger.url];
+    let manifest = longest();
+    let name = manifest.object["metadata"]["name"].as_str().context("a name")?;
     let cluster = Cluster::start(Options {
         nodes: 1,
-        arguments: vec!["--stop-guests".into(), "--otlp-endpoint".into(), jaeger.otlp.clone()],
+        arguments: arguments.map(str::to_owned).to_vec(),
         environment: vec![("VIRTFOLD_LOG".into(), LOUD.into())],
     })?;
     let ask = |verb: &str| -> Result<Instant> {
         let began = Instant::now();
-        let (code, out, error) = cluster.virtfold(&[verb, "traced"])?;
+        let (code, out, error) = cluster.virtfold(&[verb, name])?;
         ensure!(code == 0, "{verb}: {code} {out}{error}");
         Ok(began)
     };
@@ -144,7 +174,7 @@ fn each_operation_is_one_trace_across_processes_and_over_their_ends() -> Result<
     // What nobody but the guest may see.
     let secret = "hush-7c1e-user-data";
     let began = Instant::now();
-    let machine = Vm::running(&cluster, &vm("traced").user_data(&format!("#!/bin/sh\n: {secret}\n")))?;
+    let machine = Vm::running(&cluster, &manifest.clone().user_data(&format!("#!/bin/sh\n: {secret}\n")))?;
     let first = started(&machine, "")?;
     for process in process::all() {
         let environment = std::fs::read(format!("/proc/{}/environ", process.pid)).unwrap_or_default();
@@ -158,6 +188,7 @@ fn each_operation_is_one_trace_across_processes_and_over_their_ends() -> Result<
     ensure!(root.name == "write", "the write is the root:\n{}", story(&trace));
     let before = operation(&trace, root, "start", &START_STEPS, began)?.id.clone();
     launched(&trace, below(&trace, root, "start")?)?;
+    is_linked(&cluster, &jaeger, name, &created)?;
     let services: BTreeSet<&str> = trace.iter().map(|s| s.service.as_str()).collect();
     let all = ["virtfold-controller", "virtfold-launcher", "virtfold-node-agent"];
     ensure!(services == BTreeSet::from(all), "spans of {services:?}:\n{}", story(&trace));
@@ -218,7 +249,7 @@ fn each_operation_is_one_trace_across_processes_and_over_their_ends() -> Result<
     cluster.kill_up()?;
     cluster.up()?;
     wait::until("the successor", START, || {
-        let (code, out, error) = cluster.virtfold(&["explain", "vm/traced"])?;
+        let (code, out, error) = cluster.virtfold(&["explain", name])?;
         Ok(if code == 0 { Ok(()) } else { Err(format!("{out}{error}")) })
     })?;
     process::signal(agent, Signal::SIGCONT)?;

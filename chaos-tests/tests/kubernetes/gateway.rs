@@ -23,12 +23,34 @@ struct Apart {
     k: Kubernetes,
 }
 
+/// Waits until a gateway says of itself that it is ready, or is not, in these words.
+fn is_ready(gateway: &Process, address: &str, ready: bool, words: &str) -> Result<()> {
+    gateway.ready(words, LONG, || {
+        let out = Command::new("curl")
+            .args(["-sSk", "-w", " %{http_code}", &format!("https://{address}/readyz")])
+            .output()?;
+        let said = String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr);
+        let code = if ready { " 200" } else { " 503" };
+        Ok(if said.contains(words) && said.trim_end().ends_with(code) { Ok(()) } else { Err(said) })
+    })
+}
+
 impl Apart {
     fn start(life: &str) -> Result<Self> {
         let k = Kubernetes::start_with(FOR_ROLES)?;
         let listen = format!("127.0.0.1:{}", free_port()?);
-        k.install_with(&["--gateway", &listen])?;
-        let gateway = k.gateway("gateway", &["--listen", &listen, "--certificate-life", life])?;
+        k.install()?;
+        let health = format!("127.0.0.1:{}", free_port()?);
+        let told = ["--listen", &listen, "--certificate-life", life, "--metrics", &health];
+        let gateway = k.gateway("gateway", &told)?;
+        // Nobody trusts it before it is registered, and it says so.
+        is_ready(&gateway, &health, false, "it has not been registered")?;
+        let printed = ["crds", "--roles", "-o", "json", "--gateway", &listen];
+        let (code, registration, error) = finish(Command::new(virtfold()?).args(printed))?;
+        ensure!(code == 0, "{error}");
+        let (code, out, error) = k.feed(&["apply", "--server-side", "--force-conflicts"], &registration)?;
+        ensure!(code == 0, "{out}{error}");
+        is_ready(&gateway, &health, true, "ok")?;
         let controller = k.controller_with("controller", &["--listen", &format!("127.0.0.1:{}", free_port()?)])?;
         let nodes = k.nodes(1, &["--kubelet", "--scheduler"])?;
         let apart = Self { gateway, controller, _nodes: nodes, listen, k };

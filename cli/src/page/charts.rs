@@ -7,6 +7,9 @@ use state::explain::StepTaken;
 use super::look::Called;
 use crate::machines::{Tone, duration, tone};
 
+/// How far right the parts of parts go.
+const DEPTH: usize = 4;
+
 /// The class of a tone in the style sheet.
 pub fn class(tone: Tone) -> &'static str {
     match tone {
@@ -60,40 +63,73 @@ pub fn strip(called: &[Called], from: i64, to: i64) -> Markup {
     }
 }
 
-/// The steps of an operation below one another, each where it was in time.
-pub fn waterfall(steps: &[StepTaken], now: i64) -> Markup {
-    let ms = |t: state::Timestamp| i64::try_from(t.0).unwrap_or(i64::MAX);
-    let (Some(first), Some(operation)) = (steps.iter().map(|s| ms(s.start)).min(), steps.first()) else {
+/// One line of a waterfall; times are in microseconds.
+pub struct Bar<'a> {
+    /// What was done.
+    pub name: &'a str,
+    /// Who did it, and where.
+    pub by: String,
+    /// Parts are further right than what they are part of.
+    pub depth: usize,
+    /// Since 1970.
+    pub start: i64,
+    /// Since 1970.
+    pub end: i64,
+    /// How it is drawn: `done`, `open` or `failed`.
+    pub kind: &'static str,
+}
+
+/// Lines of a waterfall below one another, each where it was in time.
+pub fn bars(all: &[Bar<'_>]) -> Markup {
+    let (Some(first), Some(last)) = (all.iter().map(|b| b.start).min(), all.iter().map(|b| b.end).max()) else {
         return html! {};
     };
-    let last = steps.iter().map(|s| s.end.map_or(now, ms)).max().unwrap_or(now).max(first + 1);
-    let open = steps.iter().any(|s| s.end.is_none());
-    let whole = last - first;
-    let row = |name: &str, start: i64, end: i64, open: bool, kind: &str| {
-        html! {
-            tr class=(kind) {
-                th scope="row" { (name) }
-                td.bars {
-                    svg.bar aria-hidden="true" preserveAspectRatio="none" {
-                        rect class=(if open { "open" } else { "done" }) x=(percent(start - first, whole)) y="20%"
-                            width=(percent((end - start).max(whole / 400), whole)) height="60%" rx="2" {}
-                    }
-                }
-                td.number { (span(start - first)) }
-                td.number { (span(end - start)) @if open { " so far" } }
-            }
-        }
-    };
+    let whole = (last - first).max(1);
+    let named = all.iter().any(|b| !b.by.is_empty());
     html! {
         table.waterfall {
-            thead { tr { th scope="col" { "Step" } th scope="col" { span.unseen { "Drawn over time" } }
-                th.number scope="col" { "After" } th.number scope="col" { "Took" } } }
-            tbody {
-                (row(&operation.operation, first, last, open, "root"))
-                @for step in steps { (row(&step.step, ms(step.start), step.end.map_or(now, ms), step.end.is_none(), "step")) }
-            }
+            thead { tr {
+                th scope="col" { "Step" } @if named { th.by scope="col" { "By" } }
+                th scope="col" { span.unseen { "Drawn over time" } }
+                th.number.after scope="col" { "After" } th.number scope="col" { "Took" }
+            } }
+            tbody { @for b in all {
+                tr class=(format!("d{}", b.depth.min(DEPTH))) {
+                    th scope="row" { (b.name) @if b.kind == "failed" { span.unseen { " (failed)" } } }
+                    @if named { td.by { (b.by) } }
+                    td.bars {
+                        svg.bar aria-hidden="true" preserveAspectRatio="none" {
+                            rect class=(b.kind) x=(percent(b.start - first, whole)) y="20%"
+                                width=(percent((b.end - b.start).max(whole / 400), whole)) height="60%" rx="2" {}
+                        }
+                    }
+                    td.number.after { (span((b.start - first) / 1000)) }
+                    td.number { (span((b.end - b.start) / 1000)) @if b.kind == "open" { " so far" } }
+                }
+            } }
         }
     }
+}
+
+/// The steps of an operation below one another, each where it was in time.
+pub fn waterfall(steps: &[StepTaken], now: i64) -> Markup {
+    let us = |t: state::Timestamp| i64::try_from(t.0).map_or(i64::MAX, |ms| ms.saturating_mul(1000));
+    let (Some(first), Some(operation)) = (steps.iter().map(|s| us(s.start)).min(), steps.first()) else {
+        return html! {};
+    };
+    let now = now.saturating_mul(1000);
+    let bar = |name, depth, start, end: Option<i64>| Bar {
+        name,
+        by: String::new(),
+        depth,
+        start,
+        end: end.unwrap_or(now).max(start),
+        kind: if end.is_some() { "done" } else { "open" },
+    };
+    let last = steps.iter().map(|s| s.end.map(us)).collect::<Option<Vec<_>>>().and_then(|all| all.into_iter().max());
+    let mut all = vec![bar(&*operation.operation, 0, first, last)];
+    all.extend(steps.iter().map(|s| bar(&*s.step, 1, us(s.start), s.end.map(us))));
+    bars(&all)
 }
 
 /// A part of a whole, as a bar.

@@ -10,6 +10,7 @@
 
 mod charts;
 mod look;
+mod traces;
 mod views;
 
 use std::convert::Infallible;
@@ -38,7 +39,7 @@ use tokio_util::sync::CancellationToken;
 use crate::machines::{self, Machine, tone};
 use crate::user::stream as upstream;
 use look::{Look, MachineSeen, Watching};
-use views::Why;
+use views::{Explained, Why};
 
 /// Windows that are live, and consoles, at a time.
 const OPEN: usize = 64;
@@ -61,6 +62,8 @@ pub struct Config {
     pub client: Client,
     /// Tells the cookies of several clusters apart, which have one host.
     pub name: String,
+    /// Where Jaeger shows traces.
+    pub traces: Option<String>,
     /// Ends it.
     pub stop: CancellationToken,
 }
@@ -86,6 +89,7 @@ struct Page {
     token: [u8; 32],
     cookie: String,
     session: String,
+    traces: Option<String>,
     open: Arc<Semaphore>,
     stop: CancellationToken,
 }
@@ -111,6 +115,7 @@ pub fn serve(config: Config) -> anyhow::Result<(Door, impl Future<Output = ()> +
         token: digest(&door.token),
         cookie: format!("virtfold-{}", config.name),
         session: random(),
+        traces: config.traces,
         open: Arc::new(Semaphore::new(OPEN)),
         stop: config.stop.clone(),
     });
@@ -344,7 +349,7 @@ impl Window {
                 for node in seen.nodes.iter().filter(|n| tone(&n.node.status) != machines::Tone::Good) {
                     let path = format!("nodes/{}", node.node.name);
                     if let Ok(why) = self.page.explain(&path).await {
-                        said.push((node.node.name.clone(), why.summary));
+                        said.push((node.node.name.clone(), why.why.summary));
                     }
                 }
                 (true, views::nodes(&seen, &said))
@@ -352,7 +357,7 @@ impl Window {
             View::Machine { namespace, name } => match find(&namespace, &name) {
                 Some(machine) => {
                     let why = self.why(&machine).await;
-                    (true, views::machine(&machine, &why, seen.now, &seen.gaps))
+                    (true, views::machine(&machine, &why, seen.now, &seen.gaps, self.page.traces.as_deref()))
                 }
                 None => (false, gone(&namespace, &name)),
             },
@@ -386,12 +391,12 @@ fn gone(namespace: &str, name: &str) -> Markup {
 
 impl Page {
     async fn explain(&self, object: &str) -> Why {
-        let path = format!("/apis/{}/v1/{object}/explain", api::names::SUBRESOURCE_GROUP);
+        let path = format!("/apis/{}/v1/{object}/explain?spans=true", api::names::SUBRESOURCE_GROUP);
         let asked = machines::get(&self.client, &path);
         let answer =
             tokio::time::timeout(PATIENCE, asked).await.map_err(|_| "the controller gave no answer in time")?;
         let answer = answer.map_err(|e| format!("{e:#}"))?.ok_or("the controller does not know it")?;
-        serde_json::from_value(answer).map_err(|e| format!("the explanation cannot be read: {e}"))
+        Explained::read(answer).map_err(|e| format!("the explanation cannot be read: {e}"))
     }
 }
 

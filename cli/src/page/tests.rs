@@ -62,6 +62,7 @@ fn page() -> Served {
         token: digest(&door.token),
         cookie: "virtfold-0a1b".into(),
         session: random(),
+        traces: None,
         open: Arc::new(Semaphore::new(1)),
         stop: CancellationToken::new(),
     });

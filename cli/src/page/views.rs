@@ -2,9 +2,11 @@
 
 use maud::{DOCTYPE, Markup, html};
 use state::explain::{Explanation, WaitKind};
+use telemetry::kept::Kept;
 
 use super::charts::{class, clock, meter, spark, strip, waterfall};
 use super::look::{Called, MachineSeen, NodeSeen, Snapshot};
+use super::traces;
 use crate::machines::{Flow, Load, Machine, Tone, age, bytes, duration, tone};
 
 /// Rows of a list; who has more machines filters.
@@ -192,11 +194,30 @@ fn flow(flow: Option<Flow>, into: &str, out: &str) -> Markup {
     }
 }
 
+/// Why a machine is as it is, and what was done with it.
+#[derive(Debug, Clone)]
+pub struct Explained {
+    pub why: Explanation,
+    /// The newest finished steps that somebody remembers.
+    pub spans: Vec<Kept>,
+}
+
+impl Explained {
+    /// As the gateway answers.
+    pub fn read(mut answer: serde_json::Value) -> Result<Self, serde_json::Error> {
+        let spans = match answer["spans"].take() {
+            serde_json::Value::Null => Vec::new(),
+            spans => serde_json::from_value(spans)?,
+        };
+        Ok(Self { why: serde_json::from_value(answer)?, spans })
+    }
+}
+
 /// What could be learnt of why a machine is as it is.
-pub type Why = Result<Explanation, String>;
+pub type Why = Result<Explained, String>;
 
 /// One machine.
-pub fn machine(seen: &MachineSeen, why: &Why, now: i64, troubles: &[String]) -> Markup {
+pub fn machine(seen: &MachineSeen, why: &Why, now: i64, troubles: &[String], jaeger: Option<&str>) -> Markup {
     let (m, load) = (&seen.machine, seen.load.as_ref());
     html! {
         div.head data-name=(m.name) data-status=(m.status) id="head" {
@@ -217,17 +238,20 @@ pub fn machine(seen: &MachineSeen, why: &Why, now: i64, troubles: &[String]) -> 
             (fact("Network", &flow(load.and_then(|l| l.network), "in", "out")))
         }
         @match why {
-            Ok(why) => (explained(why, &seen.trace, now)),
+            Ok(why) => (explained(why, &seen.trace, now, jaeger)),
             Err(error) => section aria-labelledby="why" { h2 #why { "Why" } p.gap role="note" { (error) } },
         }
     }
 }
 
-fn explained(why: &Explanation, trace: &str, now: i64) -> Markup {
+fn explained(Explained { why, spans }: &Explained, trace: &str, now: i64, jaeger: Option<&str>) -> Markup {
     let ms = |t: state::Timestamp| i64::try_from(t.0).unwrap_or(i64::MAX);
     let called: Vec<Called> = why.statuses.iter().map(|c| (ms(c.since), c.status.clone())).collect();
     let shown = called.get(called.len().saturating_sub(SHOWN)..).unwrap_or_default();
     let from = shown.first().map_or(now, |(since, _)| *since);
+    // Finished steps are shown where they belong; what goes on, or nobody remembers, in the words of the controller.
+    let steps = || why.steps.iter().map(|s| (s.step.to_string(), ms(s.start)));
+    let remembered = why.steps.iter().all(|s| s.end.is_some()) && traces::has(spans, steps());
     html! {
         section aria-labelledby="why" {
             h2 #why { "Why" }
@@ -262,13 +286,14 @@ fn explained(why: &Explanation, trace: &str, now: i64) -> Markup {
                 }
             }
         }
-        @if let Some(first) = why.steps.first() {
+        @if let Some(first) = why.steps.first().filter(|_| !remembered) {
             section aria-labelledby="steps" {
                 h2 #steps { "The last " (first.operation) }
                 (waterfall(&why.steps, now))
-                @if !trace.is_empty() { p.soft { "The same as a trace, where a collector is configured: " code { (trace) } } }
+                @if !trace.is_empty() { p.soft { "The same as a trace, where a collector is configured: " (traces::link(trace, jaeger)) } }
             }
         }
+        @if !spans.is_empty() { (traces::shown(spans, jaeger)) }
         @if !why.history.is_empty() {
             section aria-labelledby="history" {
                 h2 #history { "What happened" }
@@ -383,8 +408,8 @@ mod tests {
         MachineSeen { machine, called: vec![(0, text()), (1, text())], trace: text(), ..MachineSeen::default() }
     }
 
-    fn why() -> Explanation {
-        serde_json::from_value(json!({
+    fn why() -> Explained {
+        Explained::read(json!({
             "kind": "Explanation", "apiVersion": "v1", "namespace": EVIL, "name": EVIL, "status": EVIL, "phase": EVIL, "node": EVIL,
             "runStrategy": EVIL, "summary": EVIL,
             "waits": [{"kind": "problem", "waitsFor": EVIL, "condition": EVIL, "reason": EVIL, "message": EVIL, "evidence": [EVIL],
@@ -394,6 +419,7 @@ mod tests {
             "history": [{"time": "2026-01-01T10:00:00.000Z", "actor": {"kind": "user", "name": EVIL}, "message": EVIL, "problem": true,
                          "count": 2, "last": "2026-01-01T10:00:00.000Z"}],
             "asOf": "2026-01-01T10:02:12.000Z", "live": true, "gaps": [EVIL],
+            "spans": [{"trace": EVIL, "span": "a", "name": EVIL, "service": EVIL, "node": EVIL, "user": EVIL, "error": EVIL}],
         }))
         .unwrap()
     }
@@ -414,8 +440,8 @@ mod tests {
         let views = [
             machines(&seen, EVIL),
             machines(&seen, ""),
-            machine(&evil(), &Ok(why()), 2_000_000_000_000, &seen.gaps),
-            machine(&evil(), &Err(EVIL.into()), 5, &[]),
+            machine(&evil(), &Ok(why()), 2_000_000_000_000, &seen.gaps, None),
+            machine(&evil(), &Err(EVIL.into()), 5, &[], None),
             nodes(&seen, &[(EVIL.into(), EVIL.into())]),
             console(&evil().machine),
         ];
@@ -433,7 +459,7 @@ mod tests {
 
     #[test]
     fn the_explanation_has_the_words_of_the_command() {
-        let text = machine(&MachineSeen::default(), &Ok(why()), 2_000_000_000_000, &[]).into_string();
+        let text = machine(&MachineSeen::default(), &Ok(why()), 2_000_000_000_000, &[], None).into_string();
         for word in ["Waits for ", "because", "says", "unblock", "name", "since", "(2 min 10 s)", "2 times, last at"] {
             assert!(text.contains(word), "{word} in {text}");
         }

@@ -60,6 +60,9 @@ pub struct AgentConfig {
     /// Where it is reached.
     #[serde(default)]
     pub otlp_via: Option<std::net::SocketAddr>,
+    /// Whether it keeps the newest steps, for a page that shows them.
+    #[serde(default)]
+    pub keep_steps: bool,
     /// Fingerprint of what else the environment says of telemetry: an agent with another one is replaced.
     #[serde(default)]
     pub environment: String,

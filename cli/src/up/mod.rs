@@ -109,6 +109,7 @@ async fn up(options: args::Up) -> anyhow::Result<()> {
         otlp_endpoint: options.otlp_endpoint.clone(),
         log_file: Some(layout.data("virtfold.log")),
         log_filter: "info".into(),
+        keep: !options.no_page,
         ..telemetry::Options::default()
     })?;
     let listener = https::listen(options.listen).await.map_err(|error| match error {
@@ -370,6 +371,7 @@ async fn parts(site: &Site<'_>, plane: &Plane) -> anyhow::Result<CancellationTok
                 .context("--registry-ca")?,
             otlp_endpoint: options.otlp_endpoint.clone(),
             otlp_via: collector,
+            keep_steps: !options.no_page,
             environment: agents::environment(),
             use_emulation: options.use_emulation,
             journal: options.journal.clone(),
@@ -410,7 +412,13 @@ async fn show(site: &Site<'_>, plane: &Plane) -> anyhow::Result<Option<page::Doo
     let listener = listener.with_context(|| format!("--page {wanted}: cannot listen there"))?;
     let target = args::Target { kubeconfig: Some(plane.kubeconfig.clone()), ..args::Target::default() };
     let client = crate::user::connect(&target).await?.client;
-    let config = page::Config { listener, client, name: site.layout.id.clone(), stop: site.serving.clone() };
+    let config = page::Config {
+        listener,
+        client,
+        name: site.layout.id.clone(),
+        traces: site.options.jaeger.clone(),
+        stop: site.serving.clone(),
+    };
     let (door, serving) = page::serve(config)?;
     embedded::pki::write_private(&file, format!("{}\n", door.url()).as_bytes())?;
     site.tasks.spawn(serving);

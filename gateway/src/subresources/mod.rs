@@ -183,7 +183,12 @@ async fn object(asked: &Asked<'_>, parts: &mut Parts, body: Body) -> Result<Resp
             kubernetes::need(&asked.inner.config.client, of, asked.namespace, asked.name).await?;
             match &asked.inner.config.explain {
                 Some(explain) => {
-                    explain.explain(asked.resource, asked.namespace, asked.name).await.map(|v| json_response(&v))
+                    let mut explanation = explain.explain(asked.resource, asked.namespace, asked.name).await?;
+                    let spans = parts.uri.query().is_some_and(|q| q.split('&').any(|p| p == "spans=true"));
+                    if spans && asked.resource.starts_with("virtualmachine") && asked.resource != SETS {
+                        usage::steps(asked, &mut explanation).await;
+                    }
+                    Ok(json_response(&explanation))
                 }
                 None => {
                     Err(Status::new(503, "ServiceUnavailable", "this gateway knows no controller that it could ask"))

@@ -17,7 +17,6 @@ use crate::{kubernetes, limits};
 /// The usage of the machines of a namespace, or of all machines and nodes.
 pub(super) async fn list(asked: &Asked<'_>) -> Result<Value, Status> {
     let (client, everywhere) = (&asked.inner.config.client, asked.namespace.is_empty());
-    let nodes = kubernetes::list(client, kubernetes::NODE, "").await?;
     let wanted: Option<BTreeSet<String>> = match everywhere {
         true => None,
         false => {
@@ -25,15 +24,8 @@ pub(super) async fn list(asked: &Asked<'_>) -> Result<Value, Status> {
             Some(items(&instances).iter().map(|vmi| text(vmi, &["status", "nodeName"]).to_owned()).collect())
         }
     };
-    let address_of = |node: &Value| {
-        let (name, address) = (
-            text(node, &["metadata", "name"]),
-            text(node, &["metadata", "annotations", api::names::ANN_AGENT_ADDRESS]),
-        );
-        let asked = !address.is_empty() && wanted.as_ref().is_none_or(|w| w.contains(name));
-        asked.then(|| (name.to_owned(), address.to_owned()))
-    };
-    let nodes: Vec<(String, String)> = items(&nodes).iter().filter_map(address_of).collect();
+    let mut nodes = agents(asked).await?;
+    nodes.retain(|(name, _)| wanted.as_ref().is_none_or(|w| w.contains(name)));
     let answers = stream::iter(nodes).map(|(name, address)| async move {
         let answer = asked.inner.agents.usage(&name, &address, asked.namespace).await;
         (name, answer, jiff::Timestamp::now().as_millisecond())
@@ -53,6 +45,51 @@ pub(super) async fn list(asked: &Asked<'_>) -> Result<Value, Status> {
     Ok(json!({
         "kind": "Usage", "apiVersion": "subresources.kubevirt.io/v1", "nodes": nodes, "machines": machines, "gaps": gaps,
     }))
+}
+
+/// All nodes with an agent, and where that is.
+async fn agents(asked: &Asked<'_>) -> Result<Vec<(String, String)>, Status> {
+    let nodes = kubernetes::list(&asked.inner.config.client, kubernetes::NODE, "").await?;
+    let address_of = |node: &Value| {
+        let (name, address) = (
+            text(node, &["metadata", "name"]),
+            text(node, &["metadata", "annotations", api::names::ANN_AGENT_ADDRESS]),
+        );
+        (!address.is_empty()).then(|| (name.to_owned(), address.to_owned()))
+    };
+    Ok(items(&nodes).iter().filter_map(address_of).collect())
+}
+
+/// The newest finished steps about a machine, as `spans` of its explanation: those that this process keeps, and those of the agents. Why one
+/// does not say is a gap.
+pub(super) async fn steps(asked: &Asked<'_>, explanation: &mut Value) {
+    let mut spans = telemetry::kept::of(asked.namespace, asked.name);
+    let mut gaps = vec![];
+    match agents(asked).await {
+        Ok(nodes) => {
+            let answers = stream::iter(nodes).map(|(node, address)| async move {
+                (asked.inner.agents.steps(&node, &address, asked.namespace, asked.name).await, node)
+            });
+            let answers: Vec<_> = answers.buffer_unordered(limits::USAGE_AT_ONCE).collect().await;
+            for (answer, node) in answers {
+                match answer {
+                    Ok(more) => spans.extend(more),
+                    Err(why) => gaps.push(format!("steps on node {node}: {why}")),
+                }
+            }
+        }
+        Err(status) => gaps.push(format!("steps on nodes: {}", status.message)),
+    }
+    // A step that is told again after a crash is the same span.
+    spans.sort_by(|a, b| (a.start, &a.span).cmp(&(b.start, &b.span)));
+    let mut known = BTreeSet::new();
+    spans.retain(|s| known.insert(s.span.clone()));
+    explanation["spans"] = json!(spans);
+    gaps.sort();
+    match explanation["gaps"].as_array_mut() {
+        Some(all) => all.extend(gaps.into_iter().map(Value::from)),
+        None => explanation["gaps"] = json!(gaps),
+    }
 }
 
 fn items(list: &Value) -> &[Value] {

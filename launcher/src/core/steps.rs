@@ -50,7 +50,13 @@ impl Core {
     /// A step ends, and failed for that reason where there is one.
     pub(super) fn step_ends(&mut self, name: &'static str, failed: Option<(&str, &str)>) {
         let Some(open) = self.steps.open.remove(name) else { return };
-        self.tell(open.operation, name, open.parent, open.since, failed, open.asked);
+        self.tell(open.operation, name, open.parent, (open.since, unix_us()), failed, open.asked);
+    }
+
+    /// A step under way waited for something else than its own work.
+    pub(super) fn step_waited(&mut self, name: &'static str, wait: &str, since: u64, until: u64) {
+        let Some(operation) = self.steps.open.get(name).map(|open| open.operation.clone()) else { return };
+        self.tell(operation, wait, name, (since, until), None, false);
     }
 
     /// Something else has come to an end: so have these.
@@ -66,7 +72,7 @@ impl Core {
         operation: Operation,
         name: &str,
         parent: &str,
-        since: u64,
+        (since, until): (u64, u64),
         failed: Option<(&str, &str)>,
         asked: bool,
     ) {
@@ -83,7 +89,7 @@ impl Core {
             name: name.into(),
             parent: parent.into(),
             start_unix_us: since,
-            end_unix_us: unix_us(),
+            end_unix_us: until,
             reason: reason.into(),
             message: message.chars().take(limits::STEP_MESSAGE).collect(),
             asked,

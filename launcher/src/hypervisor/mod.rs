@@ -129,8 +129,16 @@ pub struct Started {
     pub agent: UnixStream,
 }
 
+/// A start that is over.
+pub struct Start {
+    /// What came of it.
+    pub result: Result<Started, StartError>,
+    /// From when until when it waited for an image that somebody else had locked, in microseconds since 1970.
+    pub locked: Option<(u64, u64)>,
+}
+
 /// A kind of hypervisor.
 pub trait Driver: Send + Sync {
     /// Prepares the disks of `machine` and starts it. Descriptors are named as in [`crate::machine::Nic::fd_name`].
-    fn start(&self, machine: Machine, fds: BTreeMap<String, OwnedFd>) -> BoxFuture<'_, Result<Started, StartError>>;
+    fn start(&self, machine: Machine, fds: BTreeMap<String, OwnedFd>) -> BoxFuture<'_, Start>;
 }

@@ -215,6 +215,21 @@ impl Launcher {
         })
     }
 
+    /// Waits until it has run so many hypervisors, one after the other.
+    pub fn until_tried(&self, times: usize) {
+        let mut seen = std::collections::BTreeSet::new();
+        wait("another try", || {
+            for task in std::fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap().flatten() {
+                let children = std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
+                let is_hypervisor = |pid: &&str| {
+                    std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|c| c.starts_with("qemu-system"))
+                };
+                seen.extend(children.split_whitespace().filter(is_hypervisor).map(str::to_owned));
+            }
+            seen.len() >= times
+        });
+    }
+
     /// What it did and nobody has told yet: once with the level, or at its end.
     pub fn steps(&mut self) -> Vec<proto::launcher::Step> {
         self.runtime.block_on(async {

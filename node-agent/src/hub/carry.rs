@@ -14,7 +14,7 @@ use tracing::Instrument;
 use super::{Hub, Msg};
 use crate::launchers::Names;
 use crate::link::within;
-use crate::{api, limits};
+use crate::{api, limits, link};
 
 impl Hub {
     pub(super) async fn carry_out(&mut self, pod: &PodUid, command: Command) {
@@ -107,7 +107,7 @@ impl Hub {
         let (uid, back) = (pod.clone(), self.back.clone());
         let names = Names { servers: self.shared.dns.clone(), search: self.shared.search_domain(&facts.namespace) };
         let launchers = self.shared.launchers.clone();
-        let step = Step::new(slot.traceparent.clone(), &facts.vmi_uid, "prepare-network");
+        let step = Step::new(slot.traceparent.clone(), &facts, "prepare-network");
         tokio::spawn(
             async move {
                 let make = async {
@@ -201,13 +201,15 @@ impl Hub {
 struct Step {
     traceparent: String,
     cell: String,
+    identity: Vec<(&'static str, String)>,
     name: &'static str,
     start: SystemTime,
 }
 
 impl Step {
-    fn new(traceparent: String, cell: &str, name: &'static str) -> Self {
-        Self { traceparent, cell: cell.into(), name, start: SystemTime::now() }
+    fn new(traceparent: String, pod: &crate::PodFacts, name: &'static str) -> Self {
+        let identity = link::identity(pod).to_vec();
+        Self { traceparent, cell: pod.vmi_uid.clone(), identity, name, start: SystemTime::now() }
     }
 
     fn end(self, error: Option<&str>) {
@@ -215,6 +217,7 @@ impl Step {
         telemetry::emit(telemetry::Step {
             step: Some(self.name),
             parent: Some("boot"),
+            attributes: self.identity,
             error: error
                 .map(|message| telemetry::Failure { reason: "NetworkNotPrepared".into(), message: message.to_owned() }),
             ..telemetry::Step::of(context, &self.cell, "start", self.start)

@@ -197,6 +197,7 @@ impl Machine {
             machine.change(|d| {
                 if let Some(guest) = &mut d.guest {
                     guest.agent_connected = true;
+                    guest.agent_first_unix_ms = now();
                     guest.agent_version = "model".into();
                     guest.os = Some(OsInfo { name: "Model".into(), id: "model".into(), ..OsInfo::default() });
                 }

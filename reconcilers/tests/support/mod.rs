@@ -200,6 +200,10 @@ impl NodeAgent for Agent {
     type SessionStream = Up<AgentMessage>;
     type StreamStream = Up<agent::StreamChunk>;
 
+    async fn steps(&self, _: Request<agent::StepsRequest>) -> Result<Response<agent::StepsReply>, Status> {
+        Err(Status::unimplemented("gateways ask for it"))
+    }
+
     async fn session(
         &self,
         request: Request<Streaming<ControllerMessage>>,

@@ -191,6 +191,7 @@ impl Vm {
     pub(super) fn delete_vmi(&mut self, out: &mut Vec<Command>) {
         let target = self.vmi_ref();
         let id = self.issue(At::Vmi, What::Delete);
+        self.marks.asks(Some(self.now));
         out.push(Command::Delete { id, target });
     }
 
@@ -293,6 +294,9 @@ impl Vm {
             }
             return;
         };
+        if vmi.meta.deleting.is_none() && !self.vmi.in_flight() {
+            self.marks.asks(None);
+        }
         let pod = self.shared_pod();
         let facts = [
             (Step::Create, true),
@@ -308,17 +312,28 @@ impl Vm {
         if vmi.meta.deleting.is_none() && !self.marks.running() {
             // Somebody else has begun it. Where it is over, that one has told of it, if it lived to see it.
             let published = vmi.reached(Phase::Running);
+            let first = self.domain().and_then(|d| d.guest.agent_first);
+            // What the guest says is of the start, and may come long after it: to whoever leads then.
+            let unheard = || match (self.domain(), first) {
+                (Some(_), Some(at)) => reign.missed(at) || at > reign.since,
+                (Some(d), None) => !d.guest.agent_connected,
+                (None, _) => false,
+            };
             if vmi.phase < Phase::Running
-                || (vmi.phase == Phase::Running && published.is_some_and(|at| reign.missed(at)))
+                || (vmi.phase == Phase::Running && (published.is_some_and(|at| reign.missed(at)) || unheard()))
             {
-                let passed: Vec<_> = facts
+                let mut passed: Vec<_> = facts
                     .iter()
                     .filter(|(step, passed)| *passed && *step <= Step::Publish)
                     .map(|(step, _)| (*step, passed_at(*step, &vmi, pod.as_deref())))
                     .collect();
+                passed.extend(first.filter(|at| reign.missed(*at)).map(|at| (Step::GuestAgent, Some(at))));
                 self.marks.begin(vmi.began.unwrap_or(now).min(now));
                 self.marks.resume(&passed, reign, now);
                 self.marks.concerns(&vmi.vmi_uid());
+                if let Some(at) = first.filter(|at| *at > reign.since) {
+                    self.marks.reached(Step::GuestAgent, at.min(now));
+                }
             }
             return;
         }

@@ -492,6 +492,62 @@ fn a_successor_tells_what_ended_while_nobody_led() {
 }
 
 #[test]
+fn the_first_word_of_a_guest_is_told_once_whoever_leads_then() {
+    // When the guest's agent answers first: at these times after the leader's last sign of life, who takes over a minute later.
+    for (answers, told) in [
+        (None, &[][..]),
+        (Some(-10_000_i64), &[("guest-agent", false)][..]),
+        (Some(30_000), &[("guest-agent", true)]),
+        (Some(90_000), &[("guest-agent", true)]),
+    ] {
+        let mut w = running("Always");
+        let pod = pod_uid(&w);
+        assert_eq!(steps(&mut w).last(), Some(&("publish", false)));
+        w.now += 100_000;
+        let before = w.now;
+        let at = answers.map(|after| Timestamp(before.saturating_add_signed(after)));
+        let answer = |w: &mut World| {
+            w.say(&pod, |l| {
+                l.guest.agent_connected = true;
+                l.guest.agent_first = at;
+            });
+        };
+        let mut all = vec![];
+        let take = |w: &mut World, all: &mut Vec<_>| {
+            w.settle(2_000);
+            all.extend(steps(w));
+        };
+        if at.is_some_and(|at| at.0 < before) {
+            answer(&mut w);
+            take(&mut w, &mut all);
+        }
+        if at.is_some_and(|at| (before..before + 60_000).contains(&at.0)) {
+            answer(&mut w);
+        }
+        w.now = before + 60_000;
+        succeed(&mut w, before);
+        w.connect();
+        take(&mut w, &mut all);
+        if at.is_some_and(|at| at.0 > w.now) {
+            w.now = before + 90_000;
+            answer(&mut w);
+            take(&mut w, &mut all);
+        }
+        // It goes and comes again, and another one takes over: nobody tells it anew.
+        for connected in [false, true] {
+            w.say(&pod, |l| l.guest.agent_connected = connected && at.is_some());
+            take(&mut w, &mut all);
+        }
+        let before = w.now;
+        w.now += 60_000;
+        succeed(&mut w, before);
+        w.connect();
+        take(&mut w, &mut all);
+        assert_eq!(all, told, "{answers:?}");
+    }
+}
+
+#[test]
 fn a_wait_is_a_span_of_the_step_that_waited() {
     let mut w = World::with(vm("Always"));
     w.kubelet = false;

@@ -96,7 +96,7 @@ catalogue! {
     CPU "kubevirt_vmi_cpu_usage_seconds_total" Counter NodeAgent [VMI] more true "CPU time of the hypervisor process, the guest's included, in seconds";
     CPU_USER "kubevirt_vmi_cpu_user_usage_seconds_total" Counter NodeAgent [VMI] more true "CPU time of the hypervisor process in user mode, the guest's included, in seconds";
     CPU_SYSTEM "kubevirt_vmi_cpu_system_usage_seconds_total" Counter NodeAgent [VMI] more true "CPU time of the hypervisor process in the kernel, in seconds";
-    VCPU "kubevirt_vmi_vcpu_seconds_total" Counter NodeAgent ["node" "namespace" "name" "id" "state"] more true "CPU time of a virtual processor, in seconds, by its number and its present state (running, or offline where the machine is paused)";
+    VCPU "kubevirt_vmi_vcpu_seconds_total" Counter NodeAgent ["node" "namespace" "name" "id" "state"] more true "CPU time of a virtual processor, in seconds, by its number and its present state (running, or offline where the machine is paused; none is ever told to be blocked, because QEMU says by QMP which thread a processor is, and not whether it is halted)";
     VCPU_DELAY "kubevirt_vmi_vcpu_delay_seconds_total" Counter NodeAgent ["node" "namespace" "name" "id"] more true "Time that a virtual processor was ready to run and had to wait for a processor of the node, in seconds";
     MEMORY_DOMAIN "kubevirt_vmi_memory_domain_bytes" Gauge NodeAgent [VMI] more true "Memory that the guest was given, in bytes";
     MEMORY_BALLOON "kubevirt_vmi_memory_actual_balloon_bytes" Gauge NodeAgent [VMI] more true "Memory that the balloon leaves the guest, in bytes";
@@ -201,7 +201,8 @@ catalogue! {
 pub static ABSENT: &[(&str, &str)] = &[
     (
         "kubevirt_vmi_vcpu_wait_seconds_total",
-        "no hypervisor here tells it: waiting for disks is the threads' of QEMU, not the processors'",
+        "libvirt reads it from what the kernel keeps for debugging (wait_sum), which most kernels do not; waiting for disks is the threads' of \
+         QEMU, not the processors'",
     ),
     ("kubevirt_vmi_node_cpu_affinity", "processors are not pinned yet"),
     ("kubevirt_vmi_dirty_rate_bytes_per_second", "measuring it slows the guest; it comes with migrations"),
@@ -218,7 +219,10 @@ pub static ABSENT: &[(&str, &str)] = &[
     ("kubevirt_vmi_launcher_memory_overhead_bytes", "it is in the requests of the pod, and not kept"),
     ("kubevirt_vmi_sync_total", "nothing is synchronised: cells step, and virtfold_step_duration_seconds counts that"),
     ("kubevirt_vmsnapshot_succeeded_timestamp_seconds", "there are no snapshots yet"),
-    ("kubevirt_configuration_emulation_enabled", "there is no KubeVirt object and no operator yet"),
+    (
+        "kubevirt_configuration_emulation_enabled",
+        "there is no operator; whether guests are emulated is each node's own, and in its labels",
+    ),
     ("kubevirt_virt_operator_*", "there is no operator yet"),
     (
         "kubevirt_node_deprecated_machine_types",

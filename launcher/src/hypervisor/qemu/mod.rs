@@ -25,9 +25,10 @@ use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, watch};
 
-use super::{Domain, Driver, Error, Event, Figures, Paused, StartError, Started};
+use super::{Domain, Driver, Error, Event, Figures, Paused, Start, StartError, Started};
 use crate::config::Config;
 use crate::machine::{Firmware, Machine};
+use crate::time::unix_us;
 use crate::{limits, stats};
 use qmp::{Qmp, QmpEvent};
 
@@ -56,7 +57,12 @@ impl Qemu {
         Self { config: config.clone() }
     }
 
-    async fn boot(&self, machine: Machine, fds: BTreeMap<String, OwnedFd>) -> Result<Started, StartError> {
+    async fn boot(
+        &self,
+        machine: Machine,
+        fds: BTreeMap<String, OwnedFd>,
+        locked: &mut Option<(u64, u64)>,
+    ) -> Result<Started, StartError> {
         let mut images = Vec::new();
         for disk in &machine.disks {
             images.push(images::prepare(disk, &self.config.paths.ephemeral, &self.config.qemu_img).await?);
@@ -73,6 +79,29 @@ impl Qemu {
             vnc: self.config.share_dir.join("vnc.sock"),
             efi: self.efi(machine.firmware)?,
         };
+        // A process that did not get its images has run nothing: another one may try again.
+        let deadline = tokio::time::Instant::now() + limits::LOCK;
+        loop {
+            let error = match self.attempt(&machine, &images, &taps, &places).await {
+                Ok(started) => return Ok(started),
+                Err(Failed::Locked(error)) if tokio::time::Instant::now() < deadline => error,
+                Err(Failed::Locked(error) | Failed::Start(error)) => return Err(error),
+            };
+            tracing::info!(%error, "waiting for a locked image");
+            let since = locked.map_or_else(unix_us, |(since, _)| since);
+            tokio::time::sleep(limits::LOCK_AGAIN).await;
+            *locked = Some((since, unix_us()));
+        }
+    }
+
+    /// One process, which gets its images or does not.
+    async fn attempt(
+        &self,
+        machine: &Machine,
+        images: &[Option<args::Image>],
+        taps: &[i32],
+        places: &args::Places,
+    ) -> Result<Started, Failed> {
         let pair = || UnixStream::pair().map_err(|e| StartError(format!("making a socket pair: {e}")));
         let (monitor, their_monitor) = pair()?;
         let (console, their_console) = pair()?;
@@ -81,7 +110,7 @@ impl Qemu {
             monitor: their_monitor.as_raw_fd(),
             console: their_console.as_raw_fd(),
             agent: their_agent.as_raw_fd(),
-            taps,
+            taps: taps.to_vec(),
         };
         // QEMU expects to block where it wants to.
         let theirs = [their_monitor, their_console, their_agent]
@@ -92,14 +121,13 @@ impl Qemu {
         }
 
         let mut command = tokio::process::Command::new(&self.config.qemu);
-        command.args(args::arguments(&machine, &images, &descriptors, &places)).args(&self.config.extra_args);
+        command.args(args::arguments(machine, images, &descriptors, places)).args(&self.config.extra_args);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_else(|| "/usr/bin:/bin".into()));
         crate::sys::inherit(&mut command, inherited);
         tracing::debug!(command = ?command.as_std(), "starting qemu");
         let child = command.spawn().map_err(|e| StartError(format!("running {}: {e}", self.config.qemu.display())))?;
         drop(theirs);
-        drop(fds);
         let pid = child.id().and_then(|p| i32::try_from(p).ok()).unwrap_or_default();
         let (qmp, monitor_events) = Qmp::connect(monitor);
         let (events, heard) = mpsc::channel(limits::EVENTS);
@@ -115,11 +143,11 @@ impl Qemu {
             Err(problem) => {
                 let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
                 let said = log.await.unwrap_or_default();
-                return Err(StartError(match (in_use(&said, &machine, &images), said.trim()) {
-                    (Some(disk), _) => disk,
-                    (None, "") => format!("qemu did not start: {problem}"),
-                    (None, said) => format!("qemu did not start: {said}"),
-                }));
+                return Err(match (in_use(&said, machine, images), said.trim()) {
+                    (Some(disk), _) => Failed::Locked(StartError(disk)),
+                    (None, "") => Failed::Start(StartError(format!("qemu did not start: {problem}"))),
+                    (None, said) => Failed::Start(StartError(format!("qemu did not start: {said}"))),
+                });
             }
         };
         let domain = Arc::new(QemuDomain {
@@ -153,8 +181,26 @@ impl Qemu {
 }
 
 impl Driver for Qemu {
-    fn start(&self, machine: Machine, fds: BTreeMap<String, OwnedFd>) -> BoxFuture<'_, Result<Started, StartError>> {
-        Box::pin(self.boot(machine, fds))
+    fn start(&self, machine: Machine, fds: BTreeMap<String, OwnedFd>) -> BoxFuture<'_, Start> {
+        Box::pin(async move {
+            let mut locked = None;
+            let result = self.boot(machine, fds, &mut locked).await;
+            Start { result, locked }
+        })
+    }
+}
+
+/// Why one process did not become a domain.
+enum Failed {
+    /// Somebody else has an image.
+    Locked(StartError),
+    /// Anything else.
+    Start(StartError),
+}
+
+impl From<StartError> for Failed {
+    fn from(error: StartError) -> Self {
+        Self::Start(error)
     }
 }
 

@@ -143,6 +143,10 @@ fn a_fence_is_recorded_in_the_vm_before_anything_follows_from_it() {
     w.settle(60_000);
     assert_eq!(w.phase(), "Running");
     assert_eq!(witness(&w, VM).unwrap()["vmi"], before);
+    // Its trace leads to the life that the fence has ended.
+    let causes: Vec<_> = w.cell.take_steps().into_iter().filter_map(|s| s.cause).collect();
+    let causes: Vec<_> = causes.iter().map(|c| (c.relation, c.instance.as_str())).collect();
+    assert_eq!(causes, [(crate::trace::Relation::Failure, before.as_str().unwrap())]);
 }
 
 #[test]
