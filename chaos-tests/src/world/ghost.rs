@@ -45,7 +45,7 @@ pub enum Author {
 }
 
 /// What really happened.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Ghost {
     /// Domains that run, by the VMI's UID.
     pub executing: BTreeMap<String, Vec<Executing>>,
