@@ -28,7 +28,7 @@ use std::{
 
 /// Hurts virtfold on purpose and looks whether it holds.
 ///
-/// Exit codes: 0 nothing was found, 1 an invariant was violated, 2 wrong use.
+/// Exit codes: 0 nothing was found, 1 an invariant was violated, 2 wrong use, 3 a search was given up before its end.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {

@@ -119,8 +119,9 @@ impl World {
             return;
         }
         let name = self.nodes[n].name.clone();
-        let bound: Vec<Rc<Seen>> =
-            self.server.all(Res::Pod).into_iter().filter(|p| p.text("/spec/nodeName") == name.as_str()).collect();
+        let on_it = |p: &&Rc<Seen>| p.text("/spec/nodeName") == name.as_str();
+        let mut bound: Vec<Rc<Seen>> = self.ghost.all(Res::Pod).filter(on_it).cloned().collect();
+        bound.sort_by(|a, b| (a.namespace(), a.name()).cmp(&(b.namespace(), b.name())));
         for pod in &bound {
             self.kubelet_pod(n, pod);
         }

@@ -292,9 +292,10 @@ pub struct Server {
     pub commits: Vec<Commit>,
 }
 
-fn stored(mut value: Value) -> Result<Bytes, Status> {
-    meta(&mut value).remove("resourceVersion");
-    serde_json::to_vec(&value).map(Into::into).map_err(Status::internal)
+/// As it is kept: its version is that of the store.
+fn stored(value: &mut Value) -> Result<Bytes, Status> {
+    meta(value).remove("resourceVersion");
+    serde_json::to_vec(value).map(Into::into).map_err(Status::internal)
 }
 
 fn storage_status(error: StorageError) -> Status {
@@ -408,7 +409,7 @@ impl Server {
         write::fill(r, &mut object);
         write::check(r, None, &object)?;
         let key = r.key(namespace(&object), name(&object));
-        let bytes = stored(object.clone())?;
+        let bytes = stored(&mut object)?;
         match self.store.write(&key, Expect::Absent, Some(bytes.clone())) {
             Outcome::Done(revision) => {
                 let now = self.seen(res, revision, Some(bytes), object);
@@ -465,9 +466,9 @@ impl Server {
         self.put(old, new, goes)
     }
 
-    fn put(&mut self, old: &Rc<Seen>, new: Value, goes: bool) -> Result<Rc<Seen>, Status> {
+    fn put(&mut self, old: &Rc<Seen>, mut new: Value, goes: bool) -> Result<Rc<Seen>, Status> {
         let r = old.res.resource();
-        let bytes = if goes { None } else { Some(stored(new.clone())?) };
+        let bytes = if goes { None } else { Some(stored(&mut new)?) };
         let key = r.key(old.namespace(), old.name());
         let at = Expect::At(i64::try_from(old.revision).unwrap_or(0));
         match self.store.write(&key, at, bytes.clone()) {
