@@ -9,8 +9,9 @@ use chaos_tests::world::{
     plan::Plan,
     report::{self, Figures, Size},
     run::{self, Options, Outcome, Scenario, Twist},
+    search::{self, Bounds, Found},
     shrink,
-    users::STRATEGIES,
+    users::{Deed, STRATEGIES},
 };
 use clap::Subcommand;
 use std::{ops::Range, path::PathBuf, process::ExitCode};
@@ -70,6 +71,56 @@ pub enum Model {
         #[arg(long, default_value = "report.html")]
         output: PathBuf,
     },
+    /// Tries everything that can happen to one machine, in every order, within bounds, until there is no new state.
+    ///
+    /// Exit codes: 0 every state within the bounds was seen and all of them hold, 1 an invariant was violated, 3 given up before
+    /// the end.
+    Search {
+        /// Nodes.
+        #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=3))]
+        nodes: u8,
+        /// Strategy of the machine, which is made before the search begins.
+        #[arg(long, default_value = "Always", value_parser = strategy)]
+        strategy: &'static str,
+        /// What somebody may do: comma-separated, as plans have it without the machine (`stop`, `start`, `restart`, `delete`, `orphan`,
+        /// `create Always`, `set Manual`, `stop 0`, `delete-instance`, `delete-pod`, `remove-pod`, ...).
+        #[arg(long, value_name = "WORDS", value_delimiter = ',', value_parser = deed,
+            default_value = "stop,start,restart,delete,create Always")]
+        alphabet: Vec<Deed>,
+        /// How often somebody does something.
+        #[arg(long, default_value_t = 1)]
+        deeds: u8,
+        /// Deaths of an agent, a launcher or a leader.
+        #[arg(long, default_value_t = 0)]
+        crashes: u8,
+        /// Changes of the leader.
+        #[arg(long, default_value_t = 0)]
+        handovers: u8,
+        /// Requests, answers and orders that are lost, sessions and watches that break.
+        #[arg(long, default_value_t = 0)]
+        lost: u8,
+        /// Requests and orders that arrive twice.
+        #[arg(long, default_value_t = 0)]
+        twice: u8,
+        /// A new leader's caches may be so many changes behind, once.
+        #[arg(long, default_value_t = 0)]
+        stale: u8,
+        /// Deadlines that come before what is quicker, such as messages.
+        #[arg(long, default_value_t = 0)]
+        slow: u8,
+        /// Answers to writes may be late, too.
+        #[arg(long)]
+        late: bool,
+        /// Break a mechanism on purpose.
+        #[arg(long, value_parser = mutant)]
+        mutant: Option<Mutant>,
+        /// Give up after so many states; 0 for never.
+        #[arg(long, default_value_t = 0)]
+        states: usize,
+        /// Give up at so many MiB of memory; 0 for never.
+        #[arg(long, default_value_t = 6000)]
+        memory: u64,
+    },
     /// Prints the hashes of the histories of seeds: the same from every build of one commit.
     Hashes {
         /// Seeds from A up to, but not including, B.
@@ -99,6 +150,42 @@ impl Model {
                     println!("{seed} {:016x} {} lines, {} steps", outcome.hash, outcome.log.len(), outcome.steps);
                 }
                 Ok(ExitCode::SUCCESS)
+            }
+            Self::Search {
+                nodes,
+                strategy,
+                alphabet,
+                deeds,
+                crashes,
+                handovers,
+                lost,
+                twice,
+                stale,
+                slow,
+                late,
+                mutant,
+                states,
+                memory,
+            } => {
+                let nodes = usize::from(nodes);
+                let memory = memory << 20;
+                let bounds = Bounds {
+                    nodes,
+                    strategy,
+                    alphabet,
+                    deeds,
+                    crashes,
+                    handovers,
+                    lost,
+                    twice,
+                    stale,
+                    slow,
+                    late,
+                    mutant,
+                    states,
+                    memory,
+                };
+                Ok(search(&bounds))
             }
             Self::Bugs { seeds, only } => Ok(bugs(seeds, only)),
             Self::Replay { plan, mended, journal } => replay(&plan, mended, journal),
@@ -208,6 +295,53 @@ pub fn exhaustive() -> ExitCode {
     until("pairs of operations", n);
     println!("{n} runs, {bad} violated");
     if bad > 0 { ExitCode::from(1) } else { ExitCode::SUCCESS }
+}
+
+fn strategy(text: &str) -> Result<&'static str, String> {
+    STRATEGIES.into_iter().find(|s| *s == text).ok_or_else(|| format!("unknown; there are {STRATEGIES:?}"))
+}
+
+/// A deed without the name of the machine that it is about.
+fn deed(text: &str) -> Result<Deed, String> {
+    let (verb, rest) = text.split_once(' ').map_or((text, String::new()), |(verb, rest)| (verb, format!(" {rest}")));
+    Deed::parse(&format!("{verb} {}{rest}", search::MACHINE)).ok_or_else(|| format!("nobody can do {text:?}"))
+}
+
+fn search(bounds: &Bounds) -> ExitCode {
+    let line = |f: &Found| {
+        format!(
+            "{} states ({} open, {} at rest), {} steps, depth {}, {} MiB, {:.0} s",
+            f.states,
+            f.open,
+            f.rests,
+            f.steps,
+            f.depth,
+            f.memory >> 20,
+            f.seconds
+        )
+    };
+    let found = search::run(bounds, &mut |f| eprintln!("{}", line(f)));
+    if let Some(trouble) = &found.trouble {
+        for told in &trouble.story {
+            println!("{told}");
+        }
+        println!(
+            "\nviolated: {}: {}\nno shorter way leads there: {} steps",
+            trouble.check, trouble.text, trouble.steps
+        );
+    }
+    println!("{}", line(&found));
+    match (&found.trouble, &found.stopped) {
+        (Some(_), _) => ExitCode::from(1),
+        (None, Some(why)) => {
+            println!("given up: {why}; there may be more");
+            ExitCode::from(3)
+        }
+        (None, None) => {
+            println!("fixpoint: these are all states that there are within the bounds, and all hold");
+            ExitCode::SUCCESS
+        }
+    }
 }
 
 /// A table as RUNS.md has it.

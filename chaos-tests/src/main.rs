@@ -28,7 +28,7 @@ use std::{
 
 /// Hurts virtfold on purpose and looks whether it holds.
 ///
-/// Exit codes: 0 nothing was found, 1 an invariant was violated, 2 wrong use.
+/// Exit codes: 0 nothing was found, 1 an invariant was violated, 2 wrong use, 3 a search was given up before its end.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
@@ -53,6 +53,9 @@ enum Command {
         /// End the trouble of a seed after so many steps of the machines; 0 for no bound.
         #[arg(long, default_value_t = 0)]
         steps: u64,
+        /// So many nodes, machines and deeds of people, as in `3x20x200`; else as each seed draws it.
+        #[arg(long, value_name = "NxMxD", value_parser = size)]
+        world: Option<run::Size>,
         /// Print what happened in each run.
         #[arg(long)]
         journal: bool,
@@ -150,6 +153,17 @@ fn range(text: &str) -> Result<Range<u64>, String> {
     if a < b { Ok(a..b) } else { Err(format!("{a}..{b} has no seeds")) }
 }
 
+fn size(text: &str) -> Result<run::Size, String> {
+    let words: Vec<&str> = text.split('x').collect();
+    let [nodes, machines, deeds] = words.as_slice() else { return Err("wanted: NODESxMACHINESxDEEDS".into()) };
+    let number = |t: &str| t.parse::<u32>().map_err(|e| format!("{t:?}: {e}"));
+    let (nodes, machines, deeds) = (number(nodes)?, number(machines)?, number(deeds)?);
+    if !(1..=5).contains(&nodes) || !(1..=200).contains(&machines) {
+        return Err(format!("{text:?}: 1 to 5 nodes and 1 to 200 machines are allowed"));
+    }
+    Ok(run::Size { nodes: nodes as usize, machines: machines.into(), deeds: deeds.into() })
+}
+
 fn by_name<T: Copy + std::fmt::Debug>(all: impl Iterator<Item = T>, text: &str) -> Result<T, String> {
     let all: Vec<T> = all.collect();
     let same = |x: &&T| format!("{x:?}").eq_ignore_ascii_case(text);
@@ -179,14 +193,14 @@ fn point(text: &str) -> Result<CrashPoint, String> {
 
 fn main() -> Result<ExitCode> {
     match Arguments::parse().command {
-        Command::Run { layer, seed, seeds, steps, journal, mutant, jobs, metrics } => {
+        Command::Run { layer, seed, seeds, steps, world, journal, mutant, jobs, metrics } => {
             let seeds = seeds.unwrap_or_else(|| seed.map_or(0..0, |s| s..s + 1));
             let tally = tally::Shared::new(metrics.as_deref(), layer, seeds.end - seeds.start)?;
             let code = if layer == 2 {
-                anyhow::ensure!(steps == 0, "--steps is of layer 1");
+                anyhow::ensure!(steps == 0 && world.is_none(), "--steps and --world are of layer 1");
                 network(seeds, runs::Options { record: journal, mutant, scenario: None }, jobs.max(1), &tally)?
             } else {
-                let options = Options { mutant, record: journal, steps, ..Options::default() };
+                let options = Options { mutant, record: journal, steps, size: world, ..Options::default() };
                 run_seeds(seeds, &options, jobs.max(1), &tally)
             };
             tally.end()?;

@@ -11,6 +11,7 @@ mod kubernetes;
 mod manifests;
 mod plans;
 mod rounds;
+mod search;
 #[cfg(feature = "sim")]
 mod sim;
 mod tidy;

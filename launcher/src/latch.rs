@@ -145,7 +145,7 @@ enum Phase {
 }
 
 /// The memory of one launcher.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Latch {
     vmi_uid: String,
     pod_uid: String,

@@ -167,13 +167,19 @@ impl Run {
             options.nodes,
             began.elapsed().as_secs_f64()
         ));
+        let mut left: Vec<Fault> = vec![];
         for round in 1..=options.rounds {
             if began.elapsed() > options.limit {
                 told("the time is over");
                 break;
             }
             let mut dice = Dice::new(options.seed.wrapping_mul(1_000_003).wrapping_add(u64::from(round)));
-            let fault = dice.pick(&options.faults).copied().context("no faults")?;
+            // Each of them once before one comes again.
+            if left.is_empty() {
+                left.clone_from(&options.faults);
+            }
+            let drawn = usize::try_from(dice.below(left.len() as u64)).unwrap_or(0);
+            let fault = left.swap_remove(drawn);
             let line =
                 self.round(fault, &mut dice, report).with_context(|| format!("round {round}, {}", fault.word()))?;
             report.rounds += 1;

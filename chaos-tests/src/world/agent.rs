@@ -64,8 +64,9 @@ pub struct Disk {
     pub records: BTreeMap<PodUid, Record>,
 }
 
+#[derive(Debug, Clone)]
 struct Slot {
-    cell: agent::Agent,
+    cell: Box<agent::Agent>,
     pod: Option<PodFacts>,
     linked: Option<String>,
     linking: bool,
@@ -77,6 +78,7 @@ struct Slot {
 }
 
 /// The process.
+#[derive(Debug, Clone)]
 pub(super) struct AgentProcess {
     /// Which of its lives.
     pub inc: u32,
@@ -92,6 +94,29 @@ pub(super) struct AgentProcess {
 }
 
 impl AgentProcess {
+    /// When a deadline of a cell comes next.
+    pub fn due(&self) -> Option<u64> {
+        self.slots.values().filter_map(|s| s.wake).min()
+    }
+
+    /// It has something to do with a pod.
+    pub fn has_pods(&self) -> bool {
+        !self.slots.is_empty()
+    }
+
+    /// It knows these pods of the runtime, and no others.
+    pub fn knows(&self, pods: &BTreeMap<PodUid, PodFacts>) -> bool {
+        let known =
+            |(uid, facts): (&PodUid, &PodFacts)| self.slots.get(uid).and_then(|s| s.pod.as_ref()) == Some(facts);
+        let gone = |(uid, s): (&PodUid, &Slot)| s.pod.is_some() && !pods.contains_key(uid);
+        self.enumerated && pods.iter().all(known) && !self.slots.iter().any(gone)
+    }
+
+    /// It would try in vain to reach this launcher that does not answer.
+    pub fn waits_for_launcher(&self, pod: &PodUid) -> bool {
+        self.slots.get(pod).is_some_and(|s| s.pod.as_ref().is_some_and(|p| p.running))
+    }
+
     /// Nothing is left that waits for anybody.
     pub fn is_idle(&self) -> bool {
         self.slots.values().all(|s| s.pod.is_some() && s.cell.outcome().is_none())
@@ -164,7 +189,7 @@ impl World {
         let name = self.nodes[n].name.clone();
         let a = self.nodes[n].agent.as_mut()?;
         Some(a.slots.entry(pod.clone()).or_insert_with(|| Slot {
-            cell: agent::Agent::new(name, pod.clone()),
+            cell: Box::new(agent::Agent::new(name, pod.clone())),
             pod: None,
             linked: None,
             linking: false,
@@ -401,7 +426,7 @@ impl World {
         }
     }
 
-    fn is_mine(&self, n: usize, seen: &Seen) -> bool {
+    pub(super) fn is_mine(&self, n: usize, seen: &Seen) -> bool {
         let label = seen.value.pointer("/metadata/labels").and_then(|l| l.get(api::names::LABEL_NODE_NAME));
         label.and_then(|v| v.as_str()) == Some(self.nodes[n].name.as_str())
     }
@@ -570,9 +595,10 @@ impl World {
             slot.namespace = vmi.namespace().into();
             slot.name = vmi.name().into();
         }
-        let apart = slot.cell.session() != Some(id);
+        // A cell that was made after the session opened; not one that a session speaks to that is over.
+        let knows = slot.cell.session();
         let open = self.agent(n).and_then(|a| a.session);
-        if apart && let Some(session) = open {
+        if let Some(session) = open.filter(|s| Some(*s) != knows) {
             let of = self.nodes[n].disk.memory.as_ref().map(|m| m.epoch).unwrap_or_default();
             self.agent_step_later(n, &pod, Input::SessionOpened { session, epoch: of });
         }

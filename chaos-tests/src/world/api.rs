@@ -86,7 +86,7 @@ impl Verb {
         }
     }
 
-    fn writes(&self) -> bool {
+    pub(super) fn writes(&self) -> bool {
         match self {
             Self::Get(..) | Self::List(..) => false,
             Self::Create(..) | Self::Change(..) | Self::Delete(..) => true,
@@ -172,11 +172,11 @@ pub struct Call {
     /// What for.
     pub then: Then,
     /// Whether the answer arrives.
-    answered: bool,
+    pub(super) answered: bool,
 }
 
 /// A watch that feeds a cache.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Watch {
     /// Whose.
     pub owner: Proc,
@@ -185,13 +185,13 @@ pub struct Watch {
     /// Everything up to here was delivered.
     pub position: u64,
     pending: bool,
-    open: bool,
+    pub(super) open: bool,
 }
 
 impl World {
     pub(super) fn moment(&mut self, kind: &str) -> Moment {
         let seconds = i64::try_from(self.now / 1000).unwrap_or(0);
-        Moment { seconds, uid: self.dice.id(kind), suffix: "abcde".into() }
+        Moment { seconds, uid: self.fresh_id(kind), suffix: "abcde".into() }
     }
 
     fn latency(&mut self, who: Proc) -> u64 {
@@ -327,6 +327,9 @@ impl World {
             if !matches!(res, Res::Lease | Res::Node) {
                 self.milestones.push(commit.now.revision);
             }
+            if let Some(lab) = &mut self.search {
+                lab.written(res, commit.now.revision);
+            }
             self.observe_commit(&commit, by);
             for w in 0..self.watches.len() {
                 if self.watches.get(w).is_some_and(|x| x.res == res) {
@@ -369,7 +372,7 @@ impl World {
         }
     }
 
-    fn lives(&self, p: Proc) -> bool {
+    pub(super) fn lives(&self, p: Proc) -> bool {
         match p {
             Proc::Controller(c, inc) => self.controllers.get(c).is_some_and(|x| x.inc == inc && x.alive),
             Proc::Agent(n, inc) => self.nodes.get(n).is_some_and(|x| x.agent.as_ref().is_some_and(|a| a.inc == inc)),
@@ -450,7 +453,7 @@ impl World {
         self.schedule_pump(w);
     }
 
-    fn deliver(&mut self, owner: Proc, res: Res, commits: &[Commit], upto: u64) {
+    pub(super) fn deliver(&mut self, owner: Proc, res: Res, commits: &[Commit], upto: u64) {
         match owner {
             Proc::Controller(c, _) => self.hub_changes(c, res, commits),
             Proc::Agent(n, _) => self.agent_changes(n, commits, upto),

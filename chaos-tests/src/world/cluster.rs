@@ -8,7 +8,7 @@ use super::{
     server::{Commit, Res, Seen},
 };
 use embedded::semantics::{
-    value::{child, items, meta},
+    value::{child, finalizers, items, meta},
     write::{DeleteOptions, Part, Propagation},
 };
 use serde_json::{Value, json};
@@ -76,7 +76,9 @@ impl World {
                 continue;
             }
             let time = Timestamp(self.now).to_string();
-            match self.dice.pick(&nodes).cloned() {
+            let place = self.search.as_ref().map(|lab| lab.place);
+            let chosen = place.map_or_else(|| self.dice.pick(&nodes), |n| nodes.get(n)).cloned();
+            match chosen {
                 Some(node) => {
                     let bound = self.server.change_by(Res::Pod, pod.namespace(), pod.name(), |old| {
                         let mut new = old.clone();
@@ -99,10 +101,32 @@ impl World {
         }
     }
 
+    /// Whether there is anything that a collector removes or sets free.
+    pub(super) fn has_litter(&self) -> bool {
+        let orphaned = |o: &Seen| {
+            let owner = items(&o.value, "/metadata/ownerReferences").first();
+            owner.is_some_and(|o| !self.ghost.present.contains_key(o["uid"].as_str().unwrap_or_default()))
+        };
+        self.ghost.present.values().any(|o| match o.res {
+            Res::Node | Res::Lease | Res::Claim | Res::Pattern(_) => false,
+            Res::Pod if o.deleting() => self.is_abandoned(o),
+            _ if o.deleting() => finalizers(&o.value).iter().any(|f| f == "orphan"),
+            Res::Set | Res::Vm | Res::Vmi | Res::Pod | Res::Revision => orphaned(o),
+        })
+    }
+
+    /// A pod that is to go, and nobody is there who would end it.
+    fn is_abandoned(&self, pod: &Seen) -> bool {
+        let name = pod.text("/spec/nodeName");
+        let node = self.ghost.all(Res::Node).find(|n| n.name() == name);
+        let fenced = node.and_then(|n| n.node()).is_some_and(|v| v.out_of_service && v.ready != Some(true));
+        pod.deleting() && (name.is_empty() || fenced)
+    }
+
     /// Garbage collection: dependents whose owner is gone go, those of an owner that is orphaning stay.
     pub(super) fn collect(&mut self) {
         self.collecting = false;
-        if self.is(Mutant::CollectorSleeps) {
+        if self.is(Mutant::CollectorSleeps) || !self.has_litter() {
             return;
         }
         let kinds = [Res::Set, Res::Vm, Res::Vmi, Res::Pod, Res::Revision];
@@ -112,10 +136,8 @@ impl World {
             let owners = items(&o.value, "/metadata/ownerReferences");
             owners.first().map(|o| o["uid"].as_str().unwrap_or_default().to_owned())
         };
-        let orphaning: Vec<&Rc<Seen>> = all
-            .iter()
-            .filter(|o| o.deleting() && embedded::semantics::value::finalizers(&o.value).contains(&"orphan".into()))
-            .collect();
+        let orphaning: Vec<&Rc<Seen>> =
+            all.iter().filter(|o| o.deleting() && finalizers(&o.value).contains(&"orphan".into())).collect();
         for o in &all {
             let Some(uid) = owner(o) else { continue };
             if orphaning.iter().any(|x| x.uid() == uid) {
@@ -126,8 +148,7 @@ impl World {
             }
         }
         for o in orphaning {
-            let rest: Vec<String> =
-                embedded::semantics::value::finalizers(&o.value).into_iter().filter(|f| f != "orphan").collect();
+            let rest: Vec<String> = finalizers(&o.value).into_iter().filter(|f| f != "orphan").collect();
             let body = json!({"metadata": {"uid": o.uid(), "finalizers": rest}});
             let _ = self.serve(Verb::merge(o.res, o.namespace(), o.name(), Part::Main, body), None);
         }
@@ -136,14 +157,8 @@ impl World {
 
     /// Pods whose node is gone or out of service, and that nobody will remove.
     fn collect_pods(&mut self) {
-        let nodes = self.server.all(Res::Node);
         for pod in self.server.all(Res::Pod) {
-            let name = pod.text("/spec/nodeName");
-            let node = nodes.iter().find(|n| n.name() == name);
-            let unbound = name.is_empty() && pod.deleting();
-            let fenced = pod.deleting()
-                && node.and_then(|n| n.node()).is_some_and(|v| v.out_of_service && v.ready != Some(true));
-            if unbound || fenced {
+            if self.is_abandoned(&pod) {
                 self.remove_by_force(&pod);
             }
         }

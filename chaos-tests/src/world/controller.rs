@@ -29,7 +29,7 @@ const RENEW: u64 = 2_000;
 /// Namespace and name of the Lease.
 pub const LEASE_NAME: (&str, &str) = ("virtfold", "virtfold-controller");
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Cache {
     pub objects: BTreeMap<String, Rc<Seen>>,
     /// Known by a cell's own write, and not by the watch yet.
@@ -38,6 +38,7 @@ pub(super) struct Cache {
 }
 
 /// A controller process.
+#[derive(Debug, Clone)]
 pub(super) struct Controller {
     /// Which of its lives.
     pub inc: u32,
@@ -104,7 +105,7 @@ impl World {
     // --- the process ---
 
     pub(super) fn start_controller(&mut self, c: usize) {
-        let instance = LeaderInstance(self.dice.id("leader"));
+        let instance = LeaderInstance(self.fresh_id("leader"));
         let x = &mut self.controllers[c];
         if x.alive {
             return;
@@ -175,7 +176,7 @@ impl World {
         self.renew(c, asked);
     }
 
-    fn lease_object(&self, c: usize, old: Option<&Rc<Seen>>) -> serde_json::Value {
+    pub(super) fn lease_object(&self, c: usize, old: Option<&Rc<Seen>>) -> serde_json::Value {
         let stamp = Timestamp(self.now).to_string().replace('Z', &format!(".{:03}000Z", self.now % 1000));
         let mut lease = old.map_or_else(
             || json!({"metadata": {"name": LEASE_NAME.1, "namespace": LEASE_NAME.0}, "spec": {}}),
@@ -234,7 +235,7 @@ impl World {
         }
     }
 
-    fn acquired(&mut self, c: usize, asked: u64, lease: Rc<Seen>) {
+    pub(super) fn acquired(&mut self, c: usize, asked: u64, lease: Rc<Seen>) {
         let me = self.proc_of(c);
         let epoch = Epoch(lease.revision);
         // One that stood still until its Lease was over does not lead, whatever the answer said.

@@ -49,8 +49,10 @@ pub(super) enum Entry {
     NodeGone(NodeName, Uid, bool),
 }
 
+#[derive(Debug, Clone)]
 pub(super) struct VmCell {
-    machine: Vm,
+    // Maps keep room for many of them.
+    machine: Box<Vm>,
     interests: BTreeSet<Interest>,
 }
 
@@ -66,14 +68,14 @@ pub enum Link {
 }
 
 /// What a leader has beyond a standby.
-#[derive(Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Driver {
     pub(super) vms: BTreeMap<Key, VmCell>,
     again: BTreeMap<Key, Vm>,
     pub(super) sets: BTreeMap<Key, SetCell>,
     pub(super) nodes: BTreeMap<NodeName, NodeCell>,
     pub(super) interested: BTreeMap<(String, Interest), BTreeSet<Key>>,
-    deadlines: BTreeSet<(u64, CellId)>,
+    pub(super) deadlines: BTreeSet<(u64, CellId)>,
     armed: BTreeMap<CellId, u64>,
     pub(super) waiting: BTreeMap<(NodeName, String), (Key, CommandId)>,
     pub(super) inputs: VecDeque<(Key, Input)>,
@@ -270,7 +272,7 @@ impl World {
                 | Input::Elapsed
                 | Input::Configured(_) => return,
             }
-            let mut cell = VmCell { machine: Vm::new(key.clone()), interests: BTreeSet::new() };
+            let mut cell = VmCell { machine: Box::new(Vm::new(key.clone())), interests: BTreeSet::new() };
             let configured = Event::new(at, Input::Configured(Fact::Cluster(ClusterConfig::default())));
             let commands = cell.machine.step(&configured);
             d.vms.insert(key.clone(), cell);
@@ -351,6 +353,13 @@ impl World {
                 Interest::Node(name) => d.node_levels(key, name),
             }
         }
+    }
+
+    /// Whether the cell that it belongs to would not look at this version any more.
+    pub(super) fn is_known(&mut self, c: usize, seen: &Seen) -> bool {
+        let Some(o) = object(seen) else { return false };
+        let cell = self.driver(c).and_then(|d| d.vms.get_mut(&cell_of(seen)));
+        cell.is_some_and(|cell| cell.machine.knows(&Input::Observed(Sight::Present(o))))
     }
 
     /// Carries out what a Vm or Set cell asks for.

@@ -8,7 +8,7 @@ use super::{
     server::{Commit, Res, Seen},
     users::NS,
 };
-use embedded::semantics::value::{finalizers, items};
+use embedded::semantics::value::{at, finalizers, items};
 use serde_json::Value;
 use state::{
     Epoch, NodeName, PodUid,
@@ -45,7 +45,7 @@ pub enum Author {
 }
 
 /// What really happened.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Ghost {
     /// Domains that run, by the VMI's UID.
     pub executing: BTreeMap<String, Vec<Executing>>,
@@ -290,17 +290,16 @@ impl Ghost {
         if commit.gone {
             return;
         }
-        let part = |o: &Seen, pointer: &str, without: &[&str]| {
-            let mut part = o.value.pointer(pointer).cloned().unwrap_or_default();
-            if let Some(fields) = part.as_object_mut() {
-                without.iter().for_each(|f| drop(fields.remove(*f)));
-            }
-            part
-        };
         let differs = |pointer: &str, without: &[&str]| {
-            let (a, b) = (part(before, pointer, without), part(now, pointer, without));
             // The first write of a status brings defaults along.
-            a != b && !a.is_null()
+            let Some(a) = at(&before.value, pointer).filter(|a| !a.is_null()) else { return false };
+            match (a, at(&now.value, pointer)) {
+                (Value::Object(a), Some(Value::Object(b))) => {
+                    let kept = |(k, _): &(&String, &Value)| !without.contains(&k.as_str());
+                    !a.iter().filter(kept).eq(b.iter().filter(kept))
+                }
+                (a, b) => Some(a) != b,
+            }
         };
         let wrong = match (now.res, by) {
             (Res::Vm, Author::Other) => differs("/status", &["stateChangeRequests", "startFailure"]),

@@ -38,8 +38,9 @@ impl Inventory {
     }
 }
 
+#[derive(Debug, Clone)]
 pub(super) struct NodeCell {
-    machine: node::Node,
+    machine: Box<node::Node>,
     told: Option<NodeFact>,
     inventory: Option<Inventory>,
     domains: BTreeMap<PodUid, (Key, Arc<Domain>)>,
@@ -51,7 +52,7 @@ impl World {
         let at = Timestamp(self.now);
         let Some(d) = self.driver(c) else { return };
         let cell = d.nodes.entry(name.clone()).or_insert_with(|| NodeCell {
-            machine: node::Node::new(name.clone()),
+            machine: Box::new(node::Node::new(name.clone())),
             told: None,
             inventory: None,
             domains: BTreeMap::new(),

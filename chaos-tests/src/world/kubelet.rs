@@ -41,6 +41,17 @@ pub struct LocalPod {
     stopping: bool,
 }
 
+/// What a kubelet would do.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Due {
+    /// Begin with a pod.
+    pub begins: bool,
+    /// End one, or remove it.
+    pub ends: bool,
+    /// Say how one is.
+    pub tells: bool,
+}
+
 impl LocalPod {
     fn of(seen: &Seen) -> Self {
         let (_, vmi_name, vmi) = seen.owner().unwrap_or_default();
@@ -108,8 +119,9 @@ impl World {
             return;
         }
         let name = self.nodes[n].name.clone();
-        let bound: Vec<Rc<Seen>> =
-            self.server.all(Res::Pod).into_iter().filter(|p| p.text("/spec/nodeName") == name.as_str()).collect();
+        let on_it = |p: &&Rc<Seen>| p.text("/spec/nodeName") == name.as_str();
+        let mut bound: Vec<Rc<Seen>> = self.ghost.all(Res::Pod).filter(on_it).cloned().collect();
+        bound.sort_by(|a, b| (a.namespace(), a.name()).cmp(&(b.namespace(), b.name())));
         for pod in &bound {
             self.kubelet_pod(n, pod);
         }
@@ -186,45 +198,31 @@ impl World {
         let _ = self.serve(Verb::Delete(Res::Pod, pod.namespace().into(), pod.name().into(), options), None);
     }
 
+    /// What a look at its pods would make it do.
+    pub(super) fn kubelet_is_due(&self, n: usize) -> Due {
+        let node = &self.nodes[n];
+        let on_it = |p: &&Rc<Seen>| p.text("/spec/nodeName") == node.name.as_str();
+        let bound: Vec<&Rc<Seen>> = self.ghost.all(Res::Pod).filter(on_it).collect();
+        let gone = |uid: &PodUid| bound.iter().all(|p| p.uid() != uid.as_str());
+        let left = node.pods.iter().any(|(uid, local)| gone(uid) && !(local.stage == Stage::Running && local.stopping));
+        let mut due = Due { ends: left, ..Due::default() };
+        for pod in bound {
+            let over = matches!(pod.text("/status/phase"), "Succeeded" | "Failed");
+            let Some(local) = node.pods.get(pod.uid()) else {
+                due.begins |= !over && !pod.deleting();
+                due.ends |= !over && pod.deleting();
+                continue;
+            };
+            due.ends |= pod.deleting() && !(local.stage == Stage::Running && local.stopping);
+            due.tells |= !(over && local.stage == Stage::Running) && status_of(pod, &local.stage, self.now).is_some();
+        }
+        due
+    }
+
     fn kubelet_status(&mut self, pod: &Seen, stage: &Stage) {
-        let conditions = embedded::semantics::value::items(&pod.value, "/status/conditions");
-        let gate = conditions.iter().find(|c| c["type"] == api::names::GATE_UNPAUSED);
-        let open = gate.is_some_and(|g| g["status"] == "True");
-        let (phase, state, ready, reason) = match stage {
-            Stage::Preparing => return,
-            Stage::Running if open => ("Running", json!({"running": {}}), "True", ""),
-            Stage::Running => ("Running", json!({"running": {}}), "False", "ReadinessGatesNotReady"),
-            Stage::Ended(code, message) => {
-                let mut ended = json!({"exitCode": code, "reason": if *code == 0 { "Completed" } else { "Error" }});
-                if !message.is_empty() {
-                    ended["message"] = json!(message);
-                }
-                let phase = if *code == 0 { "Succeeded" } else { "Failed" };
-                (phase, json!({"terminated": ended}), "False", "PodCompleted")
-            }
-        };
-        let mut list: Vec<Value> = conditions.iter().filter(|c| c["type"] != "Ready").cloned().collect();
-        let old = conditions.iter().find(|c| c["type"] == "Ready");
-        let same = old.is_some_and(|o| o["status"] == ready && o["reason"].as_str().unwrap_or("") == reason);
-        if same && pod.text("/status/phase") == phase {
-            return;
+        if let Some(body) = status_of(pod, stage, self.now) {
+            let _ = self.serve(Verb::merge(Res::Pod, pod.namespace(), pod.name(), Part::Status, body), None);
         }
-        let mut condition =
-            json!({"type": "Ready", "status": ready, "lastTransitionTime": Timestamp(self.now).to_string()});
-        if !reason.is_empty() {
-            condition["reason"] = json!(reason);
-        }
-        list.push(condition);
-        // What a pod that is over says of its phase stays.
-        let phase = match pod.text("/status/phase") {
-            over @ ("Succeeded" | "Failed") => over.to_owned(),
-            _ => phase.to_owned(),
-        };
-        let image = pod.text("/spec/containers/0/image");
-        let container = json!({"name": "compute", "image": image, "imageID": "", "ready": ready == "True", "restartCount": 0, "state": state});
-        let body = json!({"metadata": {"uid": pod.uid()}, "status": {
-            "phase": phase, "conditions": list, "containerStatuses": [container]}});
-        let _ = self.serve(Verb::merge(Res::Pod, pod.namespace(), pod.name(), Part::Status, body), None);
     }
 
     /// The container of a pod is there.
@@ -287,4 +285,44 @@ impl World {
             let _ = self.serve(Verb::merge(Res::Node, "", name.as_str(), Part::Main, body), None);
         }
     }
+}
+
+/// What the status of a pod is to become; `None` where it is that already.
+fn status_of(pod: &Seen, stage: &Stage, now: u64) -> Option<Value> {
+    let conditions = embedded::semantics::value::items(&pod.value, "/status/conditions");
+    let gate = conditions.iter().find(|c| c["type"] == api::names::GATE_UNPAUSED);
+    let open = gate.is_some_and(|g| g["status"] == "True");
+    let (phase, state, ready, reason) = match stage {
+        Stage::Preparing => return None,
+        Stage::Running if open => ("Running", json!({"running": {}}), "True", ""),
+        Stage::Running => ("Running", json!({"running": {}}), "False", "ReadinessGatesNotReady"),
+        Stage::Ended(code, message) => {
+            let mut ended = json!({"exitCode": code, "reason": if *code == 0 { "Completed" } else { "Error" }});
+            if !message.is_empty() {
+                ended["message"] = json!(message);
+            }
+            let phase = if *code == 0 { "Succeeded" } else { "Failed" };
+            (phase, json!({"terminated": ended}), "False", "PodCompleted")
+        }
+    };
+    let mut list: Vec<Value> = conditions.iter().filter(|c| c["type"] != "Ready").cloned().collect();
+    let old = conditions.iter().find(|c| c["type"] == "Ready");
+    let same = old.is_some_and(|o| o["status"] == ready && o["reason"].as_str().unwrap_or("") == reason);
+    if same && pod.text("/status/phase") == phase {
+        return None;
+    }
+    let mut condition = json!({"type": "Ready", "status": ready, "lastTransitionTime": Timestamp(now).to_string()});
+    if !reason.is_empty() {
+        condition["reason"] = json!(reason);
+    }
+    list.push(condition);
+    // What a pod that is over says of its phase stays.
+    let phase = match pod.text("/status/phase") {
+        over @ ("Succeeded" | "Failed") => over.to_owned(),
+        _ => phase.to_owned(),
+    };
+    let image = pod.text("/spec/containers/0/image");
+    let container = json!({"name": "compute", "image": image, "imageID": "", "ready": ready == "True", "restartCount": 0, "state": state});
+    Some(json!({"metadata": {"uid": pod.uid()}, "status": {
+        "phase": phase, "conditions": list, "containerStatuses": [container]}}))
 }

@@ -10,6 +10,7 @@
 //! | launchers | the real latch; guests that obey or not ([`node`]) |
 //! | kubelet, scheduler, collectors | written down as simply as they can be ([`kubelet`], [`cluster`]) |
 //! | people | [`users`] |
+//! | the same without time or dice: everything that can happen, in every order | [`search`] |
 //! | what people and faults did | [`plan`], which can be given, and made smaller ([`shrink`]) |
 //! | faults | drawn per seed ([`swarm`]), by the call or by the clock ([`chaos`]) |
 //! | truth | [`ghost`], from a store by [`told`], judged by [`invariants`], which are judged by [`mutants`] |
@@ -36,6 +37,7 @@ pub mod node;
 pub mod plan;
 pub mod report;
 pub mod run;
+pub mod search;
 pub mod server;
 pub mod session;
 pub mod sets;
@@ -157,6 +159,7 @@ pub struct Violation {
 }
 
 /// The world.
+#[derive(Clone)]
 pub struct World {
     now: u64,
     seq: u64,
@@ -185,6 +188,10 @@ pub struct World {
     names: Vec<String>,
     /// Names of sets.
     sets: Vec<String>,
+    /// Longest pause of people between two deeds.
+    unhurried: u64,
+    /// What people have done.
+    deeds: u64,
     ghost: Ghost,
     mutant: Option<Mutant>,
     crash: Option<CrashPoint>,
@@ -210,6 +217,8 @@ pub struct World {
     steps: u64,
     struck: BTreeMap<Fault, u64>,
     violations: Vec<Violation>,
+    /// Whoever drives the world chooses what happens next; there are no delays then.
+    search: Option<Box<search::Lab>>,
 }
 
 impl World {
@@ -237,6 +246,8 @@ impl World {
             collecting: false,
             names: vec![],
             sets: vec![],
+            unhurried: 15_000,
+            deeds: 0,
             ghost: Ghost::default(),
             mutant: None,
             crash: None,
@@ -255,6 +266,7 @@ impl World {
             steps: 0,
             struck: BTreeMap::new(),
             violations: vec![],
+            search: None,
         };
         for n in 0..nodes {
             w.after(1, Action::Heartbeat(n));
@@ -270,6 +282,7 @@ impl World {
 
     fn after(&mut self, wait: u64, action: Action) {
         self.seq += 1;
+        let Some(wait) = self.delay(wait, &action) else { return };
         self.agenda.insert((self.now + wait, self.seq), action);
     }
 

@@ -80,6 +80,7 @@ enum Life {
 }
 
 /// A launcher process.
+#[derive(Debug, Clone)]
 pub struct Launcher {
     /// Random per process.
     pub instance: String,
@@ -154,6 +155,7 @@ impl Launcher {
 }
 
 /// A node.
+#[derive(Debug, Clone)]
 pub(super) struct Node {
     pub name: NodeName,
     pub powered: bool,
@@ -162,7 +164,7 @@ pub(super) struct Node {
     pub agent: Option<AgentProcess>,
     pub agent_inc: u32,
     pub disk: Disk,
-    pub launchers: BTreeMap<PodUid, Launcher>,
+    pub launchers: BTreeMap<PodUid, Box<Launcher>>,
     pub pods: BTreeMap<PodUid, LocalPod>,
     pub kubelet_due: bool,
     /// Its agent and kubelet do not reach the API server until then.
@@ -208,16 +210,16 @@ impl Node {
 impl World {
     /// The container of a pod begins.
     pub(super) fn start_launcher(&mut self, n: usize, pod: &PodUid) {
-        let instance = self.dice.id("launcher");
+        let instance = self.fresh_id("launcher");
         let now = self.now;
         let node = &mut self.nodes[n];
         let Some(local) = node.pods.get(pod) else { return };
         let launcher = Launcher::new(instance, pod, local, now);
-        node.launchers.insert(pod.clone(), launcher);
+        node.launchers.insert(pod.clone(), Box::new(launcher));
     }
 
     fn launcher(&mut self, n: usize, pod: &PodUid) -> Option<&mut Launcher> {
-        self.nodes[n].launchers.get_mut(pod)
+        self.nodes[n].launchers.get_mut(pod).map(Box::as_mut)
     }
 
     pub(super) fn launcher_taken(&mut self, n: usize, pod: &PodUid) {
@@ -405,6 +407,20 @@ impl World {
             }
             LauncherEvent::Exit => self.launcher_exits(n, pod),
             LauncherEvent::Running | LauncherEvent::Deadline(_) | LauncherEvent::Crashed | LauncherEvent::Exited => {}
+        }
+    }
+
+    /// Whether an event would still change a launcher.
+    pub(super) fn launcher_awaits(&self, n: usize, pod: &PodUid, instance: &str, event: LauncherEvent) -> bool {
+        let Some(l) = self.nodes[n].launchers.get(pod).filter(|l| l.instance == instance) else { return false };
+        let alive = l.life == Life::Alive;
+        match event {
+            LauncherEvent::Started(_) => matches!(l.life, Life::Starting(_)),
+            LauncherEvent::Running => alive && !l.stopping && l.cause.is_none(),
+            LauncherEvent::PoweredOff | LauncherEvent::Panicked => alive && l.cause.is_none(),
+            LauncherEvent::Crashed | LauncherEvent::Exited => alive,
+            LauncherEvent::Deadline(at) => l.deadline == Some(at),
+            LauncherEvent::Exit => true,
         }
     }
 

@@ -164,6 +164,7 @@ impl World {
 
     /// Somebody does something, which is planned or drawn.
     pub(super) fn person(&mut self, deed: Deed) {
+        self.deeds += 1;
         self.planned.push(Planned { at: self.now - BEGIN, what: What::Deed { deed: deed.clone() } });
         self.deed(&deed);
     }

@@ -14,9 +14,11 @@ use std::collections::BTreeMap;
 
 /// From the end of all faults until everything has to be right: the longest back-off of a machine, and a generous rest.
 const CONVERGE: u64 = 520_000;
+/// Longest pause of people between two deeds where there is much to do.
+const BUSY: u64 = 1500;
 /// Quiet for so long is at rest, where nothing is planned.
 const QUIET: u64 = 61_000;
-/// How long people and faults are at work.
+/// How long people and faults are at work, where nobody says how much is done.
 const TROUBLE: u64 = 150_000;
 
 /// What became of a run.
@@ -52,6 +54,17 @@ pub struct Outcome {
     pub log: Vec<String>,
 }
 
+/// How big a world is, and how much is done in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Size {
+    /// Nodes.
+    pub nodes: usize,
+    /// Machines.
+    pub machines: u64,
+    /// What people do.
+    pub deeds: u64,
+}
+
 /// How to run a seed.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
@@ -67,6 +80,8 @@ pub struct Options {
     pub replay: bool,
     /// Note in which state which events come, and what effects there are.
     pub cover: bool,
+    /// So big instead of as the seed draws it.
+    pub size: Option<Size>,
 }
 
 /// Runs a seed: trouble, then none, then everything has to be right.
@@ -74,8 +89,8 @@ pub fn seed(seed: u64, options: &Options) -> Outcome {
     let mut dice = Dice::new(seed ^ 0x5eed);
     let drawn = Swarm::draw(&mut dice);
     let swarm = options.swarm.clone().or(options.mutant.and_then(Mutant::swarm)).unwrap_or(drawn);
-    let nodes = usize::try_from(dice.between(1, 3)).unwrap_or(1);
-    let machines = dice.between(1, 3);
+    let (nodes, machines) = (usize::try_from(dice.between(1, 3)).unwrap_or(1), dice.between(1, 3));
+    let (nodes, machines) = options.size.map_or((nodes, machines), |s| (s.nodes, s.machines));
     // One seed in four has a set, drawn apart.
     let mut apart = Dice::new(seed ^ 0x5e75);
     let replicas = apart.below(4);
@@ -102,8 +117,13 @@ pub fn seed(seed: u64, options: &Options) -> Outcome {
     }
     w.early(at + 2000, Action::User);
     w.early(at + 1000, Action::Chaos);
-    let end = BEGIN + at + TROUBLE;
-    while w.now < end && (options.steps == 0 || w.steps < options.steps) {
+    if options.size.is_some() {
+        // Many are at it.
+        w.unhurried = BUSY;
+    }
+    let end = options.size.map_or(BEGIN + at + TROUBLE, |_| u64::MAX);
+    let done = |w: &World| options.size.is_some_and(|s| w.deeds >= s.deeds);
+    while w.now < end && !done(&w) && (options.steps == 0 || w.steps < options.steps) {
         let next = (w.now + 1000).min(end);
         w.until(next);
     }

@@ -2,6 +2,8 @@
 //! them, on the embedded server's own store. There is one API server, not two; what is missing here is HTTP, admission and
 //! whoever asks at the same time. A conformance test holds the two against each other.
 
+use super::search::{self, Piece};
+use bytes::Bytes;
 use embedded::{
     kinds,
     semantics::{
@@ -17,7 +19,13 @@ use state::{
     object::{Kind, Pattern},
     observe::{self, NodeView, Object, Project},
 };
-use std::{cell::OnceCell, collections::BTreeMap, rc::Rc, sync::LazyLock};
+use std::{
+    cell::{OnceCell, RefCell},
+    collections::{BTreeMap, HashMap},
+    fmt,
+    rc::{Rc, Weak},
+    sync::LazyLock,
+};
 
 /// Kinds that live in the world.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -128,7 +136,6 @@ impl Res {
 }
 
 /// One version of an object, decoded at most once.
-#[derive(Debug)]
 pub struct Seen {
     /// Kind.
     pub res: Res,
@@ -139,6 +146,13 @@ pub struct Seen {
     object: OnceCell<Option<Object>>,
     node: OnceCell<Option<NodeView>>,
     facts: OnceCell<Option<VmiFacts>>,
+    pieces: OnceCell<Vec<Piece>>,
+}
+
+impl fmt::Debug for Seen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Seen({})", self.revision)
+    }
 }
 
 impl Seen {
@@ -150,7 +164,15 @@ impl Seen {
     fn new(res: Res, revision: Revision, mut value: Value) -> Rc<Self> {
         meta(&mut value).insert("resourceVersion".into(), revision.to_string().into());
         let revision = u64::try_from(revision).unwrap_or(0);
-        Rc::new(Self { res, revision, value, object: OnceCell::new(), node: OnceCell::new(), facts: OnceCell::new() })
+        Rc::new(Self {
+            res,
+            revision,
+            value,
+            object: OnceCell::new(),
+            node: OnceCell::new(),
+            facts: OnceCell::new(),
+            pieces: OnceCell::new(),
+        })
     }
 
     /// The same object as if it were at another version.
@@ -199,6 +221,11 @@ impl Seen {
         self.facts.get_or_init(|| VmiFacts::read(&serde_json::to_vec(&self.value).ok()?)).as_ref()
     }
 
+    /// As a search compares it.
+    pub(super) fn pieces(&self) -> &[Piece] {
+        self.pieces.get_or_init(|| search::pieces(&self.value.to_string()))
+    }
+
     /// The controlling owner: kind, name, UID.
     pub fn owner(&self) -> Option<(&str, &str, &str)> {
         let owners = embedded::semantics::value::items(&self.value, "/metadata/ownerReferences");
@@ -229,18 +256,46 @@ pub enum Wanted {
     Patch(patch::Kind, Value),
 }
 
+/// Versions of objects that copies of a world have in common, by version and content: most of what one writes the others write,
+/// too.
+#[derive(Debug, Clone, Default)]
+pub struct Pool(Rc<RefCell<Shared>>);
+
+type Shared = HashMap<(Revision, Bytes), Weak<Seen>>;
+
+impl Pool {
+    /// So many before those are dropped that nobody has any more.
+    const ROOM: usize = 1 << 16;
+
+    fn share(&self, revision: Revision, stored: Bytes, make: impl FnOnce() -> Rc<Seen>) -> Rc<Seen> {
+        let mut all = self.0.borrow_mut();
+        if all.len() >= Self::ROOM && all.len().is_power_of_two() {
+            all.retain(|_, seen| seen.strong_count() > 0);
+        }
+        let slot = all.entry((revision, stored)).or_default();
+        slot.upgrade().unwrap_or_else(|| {
+            let seen = make();
+            *slot = Rc::downgrade(&seen);
+            seen
+        })
+    }
+}
+
 /// The API server.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Server {
+    /// What is written is shared with others.
+    pub pool: Option<Pool>,
     store: Mvcc,
     decoded: BTreeMap<Revision, Rc<Seen>>,
     /// What was written since somebody looked last.
     pub commits: Vec<Commit>,
 }
 
-fn stored(mut value: Value) -> Result<bytes::Bytes, Status> {
-    meta(&mut value).remove("resourceVersion");
-    serde_json::to_vec(&value).map(Into::into).map_err(Status::internal)
+/// As it is kept: its version is that of the store.
+fn stored(value: &mut Value) -> Result<Bytes, Status> {
+    meta(value).remove("resourceVersion");
+    serde_json::to_vec(value).map(Into::into).map_err(Status::internal)
 }
 
 fn storage_status(error: StorageError) -> Status {
@@ -254,6 +309,11 @@ impl Server {
     /// The newest version.
     pub fn revision(&self) -> u64 {
         u64::try_from(self.store.revision()).unwrap_or(0)
+    }
+
+    /// A version of something, where it was looked at.
+    pub(super) fn version(&self, revision: u64) -> Option<&Rc<Seen>> {
+        self.decoded.get(&i64::try_from(revision).ok()?)
     }
 
     fn decode(&mut self, res: Res, kv: &Kv) -> Rc<Seen> {
@@ -349,8 +409,12 @@ impl Server {
         write::fill(r, &mut object);
         write::check(r, None, &object)?;
         let key = r.key(namespace(&object), name(&object));
-        match self.store.write(&key, Expect::Absent, Some(stored(object.clone())?)) {
-            Outcome::Done(revision) => Ok(self.committed(Seen::new(res, revision, object), None, false)),
+        let bytes = stored(&mut object)?;
+        match self.store.write(&key, Expect::Absent, Some(bytes.clone())) {
+            Outcome::Done(revision) => {
+                let now = self.seen(res, revision, Some(bytes), object);
+                Ok(self.committed(now, None, false))
+            }
             Outcome::Conflict(_) => Err(Status::already_exists(&r.group, &r.plural, name(&object))),
         }
     }
@@ -402,14 +466,24 @@ impl Server {
         self.put(old, new, goes)
     }
 
-    fn put(&mut self, old: &Rc<Seen>, new: Value, goes: bool) -> Result<Rc<Seen>, Status> {
+    fn put(&mut self, old: &Rc<Seen>, mut new: Value, goes: bool) -> Result<Rc<Seen>, Status> {
         let r = old.res.resource();
-        let bytes = if goes { None } else { Some(stored(new.clone())?) };
+        let bytes = if goes { None } else { Some(stored(&mut new)?) };
         let key = r.key(old.namespace(), old.name());
         let at = Expect::At(i64::try_from(old.revision).unwrap_or(0));
-        match self.store.write(&key, at, bytes) {
-            Outcome::Done(revision) => Ok(self.committed(Seen::new(old.res, revision, new), Some(old.clone()), goes)),
+        match self.store.write(&key, at, bytes.clone()) {
+            Outcome::Done(revision) => {
+                let now = self.seen(old.res, revision, bytes, new);
+                Ok(self.committed(now, Some(old.clone()), goes))
+            }
             Outcome::Conflict(_) => Err(Status::modified(&r.group, &r.plural, old.name())),
+        }
+    }
+
+    fn seen(&self, res: Res, revision: Revision, stored: Option<Bytes>, value: Value) -> Rc<Seen> {
+        match (&self.pool, stored) {
+            (Some(pool), Some(stored)) => pool.share(revision, stored, || Seen::new(res, revision, value)),
+            _ => Seen::new(res, revision, value),
         }
     }
 

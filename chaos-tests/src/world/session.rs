@@ -68,11 +68,11 @@ pub enum Up {
 }
 
 /// One session.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Session {
     /// The leader's process.
     pub controller: Proc,
-    node: usize,
+    pub(super) node: usize,
     /// The agent's process, once it has heard of it.
     pub agent: Option<Proc>,
     number: Option<u64>,
@@ -80,7 +80,7 @@ pub struct Session {
     up_at: u64,
     down_until: u64,
     up_until: u64,
-    cut: bool,
+    pub(super) cut: bool,
 }
 
 impl World {
@@ -249,7 +249,9 @@ impl World {
         let (a, b) = (self.dice.between(1, patience), self.dice.between(1, patience));
         let Some(s) = self.sessions.get_mut(&id).filter(|s| !s.cut) else { return };
         s.cut = true;
-        (s.down_until, s.up_until) = (now + down, now + up);
+        if self.search.is_none() {
+            (s.down_until, s.up_until) = (now + down, now + up);
+        }
         let controller = s.controller;
         self.after(down + a, Action::SessionEnds(id));
         self.after(up + b, Action::SessionLost(controller, id));

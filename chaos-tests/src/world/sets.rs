@@ -32,6 +32,7 @@ pub fn of(name: &str, replicas: u64, grace: u64) -> Value {
 }
 
 /// One Set cell, and what its driver has told it to look at.
+#[derive(Debug, Clone)]
 pub(super) struct SetCell {
     pub machine: set::Set,
     choice: Option<set::Choice>,
@@ -168,7 +169,7 @@ impl World {
             _ => Deed::CreateSet(name, replicas),
         };
         self.person(deed);
-        let pause = self.fates.between(200, 15_000);
+        let pause = self.fates.between(200, self.unhurried);
         self.early(pause, Action::User);
     }
 }

@@ -5,6 +5,7 @@ use super::{
     api::Verb,
     dice::Dice,
     mutants::Mutant,
+    search,
     server::{Res, Seen},
 };
 use api::names;
@@ -156,7 +157,7 @@ impl World {
 
     /// Seconds that a new machine's guests have to end: of its time alone, so that whoever makes it draws nothing.
     pub(super) fn grace(&self) -> u64 {
-        Dice::new(self.now).between(0, 8)
+        if self.search.is_some() { search::GRACE } else { Dice::new(self.now).between(0, 8) }
     }
 
     /// Somebody does something. Whether it was done.
@@ -294,7 +295,7 @@ impl World {
             _ => Deed::Create(name, strategy),
         };
         self.person(deed);
-        let pause = self.fates.between(200, 15_000);
+        let pause = self.fates.between(200, self.unhurried);
         self.early(pause, Action::User);
     }
 }

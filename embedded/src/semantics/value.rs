@@ -31,10 +31,24 @@ pub fn too_deep(object: &Value) -> Option<&str> {
     deep.clone().find(|k| *k != "metadata").or_else(|| deep.next())
 }
 
+/// What stands at a JSON pointer. As [`Value::pointer`], which makes a string of each step: most of them need none.
+#[must_use]
+pub fn at<'a>(v: &'a Value, pointer: &str) -> Option<&'a Value> {
+    if pointer.contains('~') || !pointer.starts_with('/') {
+        return v.pointer(pointer);
+    }
+    pointer.split('/').skip(1).try_fold(v, |v, step| match v {
+        Value::Object(map) => map.get(step),
+        // Indices as the pointer has them: no sign, no leading zero.
+        Value::Array(list) if step == "0" || !step.starts_with(['0', '+']) => list.get(step.parse::<usize>().ok()?),
+        _ => None,
+    })
+}
+
 /// The string at a JSON pointer, "" when there is none.
 #[must_use]
 pub fn text<'a>(v: &'a Value, pointer: &str) -> &'a str {
-    v.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
+    at(v, pointer).and_then(Value::as_str).unwrap_or_default()
 }
 
 /// The name of an object.
@@ -98,7 +112,7 @@ fn unreachable_map() -> ! {
 /// The strings of a list at a pointer.
 #[must_use]
 pub fn strings(v: &Value, pointer: &str) -> Vec<String> {
-    v.pointer(pointer)
+    at(v, pointer)
         .and_then(Value::as_array)
         .map(|a| a.iter().filter_map(Value::as_str).map(str::to_owned).collect())
         .unwrap_or_default()
@@ -107,7 +121,7 @@ pub fn strings(v: &Value, pointer: &str) -> Vec<String> {
 /// The items of a list at a pointer.
 #[must_use]
 pub fn items<'a>(v: &'a Value, pointer: &str) -> &'a [Value] {
-    v.pointer(pointer).and_then(Value::as_array).map_or(&[], Vec::as_slice)
+    at(v, pointer).and_then(Value::as_array).map_or(&[], Vec::as_slice)
 }
 
 /// The finalizers of an object.
@@ -137,6 +151,23 @@ pub fn put(map: &mut Map<String, Value>, key: &str, value: Option<Value>) {
         }
         None => {
             map.remove(key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pointer_leads_where_it_always_leads() {
+        let v = serde_json::json!({"a": {"b": [1, {"c": "x"}], "": 2, "0": 3, "d/e": 4}, "": {"": 5}});
+        let all = [
+            "", "/", "//", "/a", "/a/b", "/a/b/0", "/a/b/1/c", "/a/b/2", "/a/b/01", "/a/b/+1", "/a/b/-1", "/a/b/x",
+            "/a/", "/a/0",
+        ];
+        for pointer in all.into_iter().chain(["/a/d~1e", "a", "/a/b/1/c/d", "/n", "/a/b/", "/a/b/00"]) {
+            assert_eq!(at(&v, pointer), v.pointer(pointer), "{pointer:?}");
         }
     }
 }
