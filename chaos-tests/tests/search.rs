@@ -34,7 +34,7 @@ fn every_state_within_small_bounds_is_seen_and_holds() {
         ..Bounds::default()
     };
     let mut all = vec![
-        ("a start", alone(), 500),
+        ("a start", alone(), 300),
         ("a deletion at any time, one loss and another leader whose caches are behind", deleted, 10_000),
     ];
     // There is no time for it otherwise.
