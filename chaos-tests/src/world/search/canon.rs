@@ -414,8 +414,13 @@ mod tests {
     fn what_is_printed_is_read_word_by_word() {
         let read = |text: &str| pieces(text);
         let text = |t: &str| Piece::Text(t.into());
-        assert_eq!(read("a: 5, next_id: 17, b"), [text("a: 5, next_id:"), text(", b")]);
-        assert_eq!(read("held: [Some(\"x, ]\")], b"), [text("held:"), text(", b")]);
+        assert_eq!(read("a: 5, next_id: 17, b"), [text("a: 5, next_id"), text(", b")]);
+        assert_eq!(read("held: [Some(\"x, ]\")], b"), [text("held"), text(", b")]);
+        assert_eq!(
+            read("armed: Some(Timestamp(12)), VmView { meta: Meta { rv: ResourceVersion(7) } }, b"),
+            [text("armed"), text(": Some("), text("~"), text("))"), text(", VmView"), Piece::Object(7), text(", b")],
+            "that there is a deadline, and which version is seen"
+        );
         assert_eq!(
             read("Timestamp(12)) vm-a00000000001"),
             [Piece::Time(12), text(")) vm-"), Piece::Atom("a00000000001".into())]
