@@ -55,6 +55,9 @@ fn is_left_out(field: &str) -> bool {
     )
 }
 
+/// Failures in a row: from so many on the pause after them is the longest one.
+const MANY: u64 = 8;
+
 /// Whether the number of a field is a version of the store, though its type does not say so; and of what kind, where it says how
 /// far a watch has come.
 fn version_in(field: &str) -> Option<Option<Res>> {
@@ -158,6 +161,16 @@ impl<'a> Reader<'a> {
         true
     }
 
+    /// A number that says nothing more where it is high.
+    fn saturate(&mut self) {
+        // After the colon and a space.
+        let word = self.word(self.at + 2);
+        if number(word).is_some_and(|n| n >= MANY) {
+            self.at += 2;
+            self.put(Piece::Text("many".into()), word.len());
+        }
+    }
+
     fn read(mut self) -> Vec<Piece> {
         // The next number is a version of this kind.
         let mut version: Option<Option<Res>> = None;
@@ -205,7 +218,9 @@ impl<'a> Reader<'a> {
                 _ => {
                     let field = self.bytes().get(end) == Some(&b':');
                     self.at = end;
-                    if field && is_left_out(word) {
+                    if field && matches!(word, "fails" | "ask_fails") {
+                        self.saturate();
+                    } else if field && is_left_out(word) {
                         self.skip();
                         version = None;
                     } else if field && is_deadline(word) {
@@ -425,6 +440,8 @@ mod tests {
             read("Timestamp(12)) vm-a00000000001"),
             [Piece::Time(12), text(")) vm-"), Piece::Atom("a00000000001".into())]
         );
+        assert_eq!(read("fails: 3, a"), [text("fails: 3, a")]);
+        assert_eq!(read("fails: 12, a"), [text("fails: "), text("many"), text(", a")]);
         assert_eq!(read("Some(ResourceVersion(7))"), [text("Some("), Piece::Version(7, None), text("))")]);
         assert_eq!(
             read("\"resourceVersion\": String(\"57\"), \"n\": Number(3)"),
