@@ -108,7 +108,8 @@ pub enum Model {
         /// Deadlines that come before what is quicker, such as messages.
         #[arg(long, default_value_t = 0)]
         slow: u8,
-        /// Answers to writes may be late, too.
+        /// Also answers to writes come late, watches deliver only the next of several changes, and between a read and what is written
+        /// from it there may be anything: many more states.
         #[arg(long)]
         late: bool,
         /// Break a mechanism on purpose.

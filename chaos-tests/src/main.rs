@@ -251,6 +251,7 @@ struct Sum {
     done: u64,
     steps: u64,
     starts: u64,
+    elapsed: u64,
     bad: u64,
     checks: BTreeMap<&'static str, u64>,
     struck: BTreeMap<String, u64>,
@@ -290,11 +291,13 @@ fn run_seeds(seeds: Range<u64>, options: &Options, jobs: u64, tally: &tally::Sha
     let sum = sum.into_inner().unwrap_or_else(PoisonError::into_inner);
     let seconds = began.elapsed().as_secs_f64();
     println!(
-        "{} seeds, {} violated, {} steps, {} domains, {seconds:.1} s, {:.0} steps/s",
+        "{} seeds, {} violated, {} steps, {} domains, {:.0} simulated s in {seconds:.1} s: {:.0} seeds an hour, {:.0} steps/s",
         sum.done,
         sum.bad,
         sum.steps,
         sum.starts,
+        sum.elapsed as f64 / 1000.0,
+        sum.done as f64 * 3600.0 / seconds,
         sum.steps as f64 / seconds
     );
     println!("faults that struck: {:?}", sum.struck);
@@ -398,6 +401,7 @@ fn add(sum: &mut Sum, outcome: &Outcome) {
     sum.done += 1;
     sum.steps += outcome.steps;
     sum.starts += u64::from(outcome.starts);
+    sum.elapsed += outcome.elapsed;
     sum.bad += u64::from(!outcome.violations.is_empty());
     for v in &outcome.violations {
         *sum.checks.entry(v.check).or_default() += 1;

@@ -209,7 +209,10 @@ impl Run {
         let deed = Deed::draw(dice, &self.machines);
         let before = self.running()?;
         let text = format!("{} while {deed}", fault.word());
-        self.witness.with(move |t| t.say(|| format!("=== {text}")))?;
+        self.witness.with(move |t| {
+            t.meddled.clear();
+            t.say(|| format!("=== {text}"));
+        })?;
         let (early, late) = (Duration::from_millis(dice.below(1500)), Duration::from_millis(dice.below(1500)));
         let (struck, taken) = std::thread::scope(|scope| {
             let (site, witness, wish) = (&self.site, &self.witness, &deed);

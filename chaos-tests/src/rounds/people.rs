@@ -92,6 +92,8 @@ impl Deed {
                 create(site, vm)
             }
             Self::DeleteInstance(vm) => {
+                let machine = vm.clone();
+                witness.with(move |t| t.meddled = machine).map_err(|e| e.to_string())?;
                 insist(|| said(site.kubectl().kubectl(&["delete", "vmi", vm, "--wait=false", "--ignore-not-found"])))
             }
             Self::DeletePod(vm) => {

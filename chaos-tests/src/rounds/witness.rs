@@ -120,6 +120,8 @@ pub struct Truth {
     pub launchers: BTreeMap<i32, String>,
     /// Instances whose own hypervisor or launcher is hurt, or whose guest ends by itself: they may end.
     pub excused: BTreeSet<String>,
+    /// The machine whose instance somebody deletes: of a deletion no field says whose it was.
+    pub meddled: String,
     /// Who holds the Lease: the address that it wrote.
     pub leader: String,
     /// The clocks of controllers are not the machine's: what they write of time is not compared.
@@ -238,6 +240,11 @@ fn author(before: Option<&Seen>, now: &Seen) -> Author {
     let own = matches!(now.res, Res::Vm | Res::Vmi | Res::Set | Res::Revision | Res::Claim);
     // Who writes the same fields twice within a second leaves the same entry: then it was whoever may.
     let same = own && all.iter().all(|e| known.contains(e));
+    // The spec of a machine is its users': they stop and start it within a second, too.
+    let spec = |o: &Seen| o.value.get("spec").cloned();
+    if same && now.res == Res::Vm && before.is_some_and(|b| spec(b) != spec(now)) {
+        return Author::Other;
+    }
     let wrote = |name: &str| all.iter().any(|e| e["manager"] == name && (same || !known.contains(e)));
     match () {
         () if wrote("virtfold-controller") => Author::Controller,
@@ -299,7 +306,11 @@ impl Truth {
             }
             return;
         }
-        let by = author(before.as_deref(), &now);
+        let begins = now.deleting() && before.as_ref().is_some_and(|b| !b.deleting());
+        let by = match author(before.as_deref(), &now) {
+            Author::Controller if begins && res == Res::Vmi && self.meddled == now.name() => Author::Other,
+            by => by,
+        };
         if !matches!(res, Res::Node) {
             self.say(|| {
                 let what = if gone { "is removed" } else { "is written" };
@@ -550,8 +561,36 @@ mod tests {
         assert_eq!(author(Some(&written), &agent), Author::Agent);
         // The same fields within one second: nobody else can be told from the owner.
         assert_eq!(author(Some(&written), &written), Author::Controller);
+        let vm = |strategy: &str| {
+            let fields = json!([by("virtfold-controller", 2), by("virtfold-gateway", 3)]);
+            let object = json!({"metadata": {"name": "a", "managedFields": fields}, "spec": {"runStrategy": strategy}});
+            Seen::read(Res::Vm, 1, object.to_string().as_bytes()).unwrap()
+        };
+        assert_eq!(author(Some(&vm("Halted")), &vm("Always")), Author::Other, "a stop and a start within one second");
+        assert_eq!(author(Some(&vm("Always")), &vm("Always")), Author::Controller);
         let pod = seen(Res::Pod, &json!([by("virtfold-controller", 1)]));
         assert_eq!(author(Some(&pod), &pod), Author::Other);
+    }
+
+    #[test]
+    fn what_a_person_deletes_was_not_deleted_by_a_controller() {
+        let store = Store { endpoint: String::new(), foreign: false, told: None };
+        let vmi = |deleted: Value| {
+            let owner = json!({"kind": "VirtualMachine", "name": "web", "uid": "vm", "controller": true});
+            let fields = json!([{"manager": "virtfold-controller", "time": 1}]);
+            let meta = json!({"name": "web", "namespace": NS, "uid": "u", "deletionTimestamp": deleted,
+                "managedFields": fields, "ownerReferences": [owner]});
+            Some(json!({"metadata": meta}).to_string().into())
+        };
+        let unfounded = |meddled: &str| {
+            let mut truth = Truth { meddled: meddled.into(), ..Truth::default() };
+            for (revision, deleted) in [(1, Value::Null), (2, json!("2026-01-01T00:00:00Z"))] {
+                let key = Res::Vmi.resource().key(NS, "web");
+                truth.changed(&store, Change { key, value: vmi(deleted), previous: None, revision });
+            }
+            truth.ghost.unfounded.len()
+        };
+        assert_eq!((unfounded("web"), unfounded("other")), (0, 1));
     }
 
     #[test]

@@ -55,6 +55,9 @@ fn is_left_out(field: &str) -> bool {
     )
 }
 
+/// Failures in a row: from so many on the pause after them is the longest one.
+const MANY: u64 = 8;
+
 /// Whether the number of a field is a version of the store, though its type does not say so; and of what kind, where it says how
 /// far a watch has come.
 fn version_in(field: &str) -> Option<Option<Res>> {
@@ -158,6 +161,16 @@ impl<'a> Reader<'a> {
         true
     }
 
+    /// A number that says nothing more where it is high.
+    fn saturate(&mut self) {
+        // After the colon and a space.
+        let word = self.word(self.at + 2);
+        if number(word).is_some_and(|n| n >= MANY) {
+            self.at += 2;
+            self.put(Piece::Text("many".into()), word.len());
+        }
+    }
+
     fn read(mut self) -> Vec<Piece> {
         // The next number is a version of this kind.
         let mut version: Option<Option<Res>> = None;
@@ -205,7 +218,9 @@ impl<'a> Reader<'a> {
                 _ => {
                     let field = self.bytes().get(end) == Some(&b':');
                     self.at = end;
-                    if field && is_left_out(word) {
+                    if field && matches!(word, "fails" | "ask_fails") {
+                        self.saturate();
+                    } else if field && is_left_out(word) {
                         self.skip();
                         version = None;
                     } else if field && is_deadline(word) {
@@ -414,12 +429,19 @@ mod tests {
     fn what_is_printed_is_read_word_by_word() {
         let read = |text: &str| pieces(text);
         let text = |t: &str| Piece::Text(t.into());
-        assert_eq!(read("a: 5, next_id: 17, b"), [text("a: 5, next_id:"), text(", b")]);
-        assert_eq!(read("held: [Some(\"x, ]\")], b"), [text("held:"), text(", b")]);
+        assert_eq!(read("a: 5, next_id: 17, b"), [text("a: 5, next_id"), text(", b")]);
+        assert_eq!(read("held: [Some(\"x, ]\")], b"), [text("held"), text(", b")]);
+        assert_eq!(
+            read("armed: Some(Timestamp(12)), VmView { meta: Meta { rv: ResourceVersion(7) } }, b"),
+            [text("armed"), text(": Some("), text("~"), text("))"), text(", VmView"), Piece::Object(7), text(", b")],
+            "that there is a deadline, and which version is seen"
+        );
         assert_eq!(
             read("Timestamp(12)) vm-a00000000001"),
             [Piece::Time(12), text(")) vm-"), Piece::Atom("a00000000001".into())]
         );
+        assert_eq!(read("fails: 3, a"), [text("fails: 3, a")]);
+        assert_eq!(read("fails: 12, a"), [text("fails: "), text("many"), text(", a")]);
         assert_eq!(read("Some(ResourceVersion(7))"), [text("Some("), Piece::Version(7, None), text("))")]);
         assert_eq!(
             read("\"resourceVersion\": String(\"57\"), \"n\": Number(3)"),

@@ -65,7 +65,8 @@ pub struct Bounds {
     pub stale: u8,
     /// Deadlines that come before what is quicker, such as messages.
     pub slow: u8,
-    /// Answers to writes may be late; else only those to reads are, and those of writes are lost or there at once.
+    /// Also answers to writes come late (else only those to reads do, and those of writes are lost or there at once), watches deliver
+    /// only the next of several changes, and between a read and the write that is made from it there may be anything.
     pub late: bool,
     /// What is broken.
     pub mutant: Option<Mutant>,

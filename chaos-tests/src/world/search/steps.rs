@@ -164,7 +164,7 @@ impl World {
             if waiting > 0 {
                 all.push(Step::Hears(w, true));
             }
-            if waiting > 1 {
+            if waiting > 1 && lab.bounds.late {
                 all.push(Step::Hears(w, false));
             }
         }
