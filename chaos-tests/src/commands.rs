@@ -11,7 +11,7 @@ use chaos_tests::world::{
     run::{self, Options, Outcome, Scenario, Twist},
     search::{self, Bounds, Found},
     shrink,
-    users::{Deed, STRATEGIES},
+    users::STRATEGIES,
 };
 use clap::Subcommand;
 use std::{ops::Range, path::PathBuf, process::ExitCode};
@@ -76,51 +76,11 @@ pub enum Model {
     /// Exit codes: 0 every state within the bounds was seen and all of them hold, 1 an invariant was violated, 3 given up before
     /// the end.
     Search {
-        /// Nodes.
-        #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=3))]
-        nodes: u8,
-        /// Strategy of the machine, which is made before the search begins.
-        #[arg(long, default_value = "Always", value_parser = strategy)]
-        strategy: &'static str,
-        /// What somebody may do: comma-separated, as plans have it without the machine (`stop`, `start`, `restart`, `delete`, `orphan`,
-        /// `create Always`, `set Manual`, `stop 0`, `delete-instance`, `delete-pod`, `remove-pod`, ...).
-        #[arg(long, value_name = "WORDS", value_delimiter = ',', value_parser = deed,
-            default_value = "stop,start,restart,delete,create Always")]
-        alphabet: Vec<Deed>,
-        /// How often somebody does something.
-        #[arg(long, default_value_t = 1)]
-        deeds: u8,
-        /// Deaths of an agent, a launcher or a leader.
-        #[arg(long, default_value_t = 0)]
-        crashes: u8,
-        /// Changes of the leader.
-        #[arg(long, default_value_t = 0)]
-        handovers: u8,
-        /// Requests, answers and orders that are lost, sessions and watches that break.
-        #[arg(long, default_value_t = 0)]
-        lost: u8,
-        /// Requests and orders that arrive twice.
-        #[arg(long, default_value_t = 0)]
-        twice: u8,
-        /// A new leader's caches may be so many changes behind, once.
-        #[arg(long, default_value_t = 0)]
-        stale: u8,
-        /// Deadlines that come before what is quicker, such as messages.
-        #[arg(long, default_value_t = 0)]
-        slow: u8,
-        /// Also answers to writes come late, watches deliver only the next of several changes, and between a read and what is written
-        /// from it there may be anything: many more states.
-        #[arg(long)]
-        late: bool,
+        #[command(flatten)]
+        bounds: Bounds,
         /// Break a mechanism on purpose.
         #[arg(long, value_parser = mutant)]
         mutant: Option<Mutant>,
-        /// Give up after so many states; 0 for never.
-        #[arg(long, default_value_t = 0)]
-        states: usize,
-        /// Give up at so many MiB of memory; 0 for never.
-        #[arg(long, default_value_t = 6000)]
-        memory: u64,
     },
     /// Prints the hashes of the histories of seeds: the same from every build of one commit.
     Hashes {
@@ -152,42 +112,7 @@ impl Model {
                 }
                 Ok(ExitCode::SUCCESS)
             }
-            Self::Search {
-                nodes,
-                strategy,
-                alphabet,
-                deeds,
-                crashes,
-                handovers,
-                lost,
-                twice,
-                stale,
-                slow,
-                late,
-                mutant,
-                states,
-                memory,
-            } => {
-                let nodes = usize::from(nodes);
-                let memory = memory << 20;
-                let bounds = Bounds {
-                    nodes,
-                    strategy,
-                    alphabet,
-                    deeds,
-                    crashes,
-                    handovers,
-                    lost,
-                    twice,
-                    stale,
-                    slow,
-                    late,
-                    mutant,
-                    states,
-                    memory,
-                };
-                Ok(search(&bounds))
-            }
+            Self::Search { bounds, mutant } => Ok(search(&Bounds { mutant, ..bounds })),
             Self::Bugs { seeds, only } => Ok(bugs(seeds, only)),
             Self::Replay { plan, mended, journal } => replay(&plan, mended, journal),
         }
@@ -298,16 +223,6 @@ pub fn exhaustive() -> ExitCode {
     if bad > 0 { ExitCode::from(1) } else { ExitCode::SUCCESS }
 }
 
-fn strategy(text: &str) -> Result<&'static str, String> {
-    STRATEGIES.into_iter().find(|s| *s == text).ok_or_else(|| format!("unknown; there are {STRATEGIES:?}"))
-}
-
-/// A deed without the name of the machine that it is about.
-fn deed(text: &str) -> Result<Deed, String> {
-    let (verb, rest) = text.split_once(' ').map_or((text, String::new()), |(verb, rest)| (verb, format!(" {rest}")));
-    Deed::parse(&format!("{verb} {}{rest}", search::MACHINE)).ok_or_else(|| format!("nobody can do {text:?}"))
-}
-
 fn search(bounds: &Bounds) -> ExitCode {
     let line = |f: &Found| {
         format!(
@@ -326,10 +241,8 @@ fn search(bounds: &Bounds) -> ExitCode {
         for told in &trouble.story {
             println!("{told}");
         }
-        println!(
-            "\nviolated: {}: {}\nno shorter way leads there: {} steps",
-            trouble.check, trouble.text, trouble.steps
-        );
+        let way = if found.deep { "a shorter way may lead there" } else { "no shorter way leads there" };
+        println!("\nviolated: {}: {}\n{way}: {} steps", trouble.check, trouble.text, trouble.steps);
     }
     println!("{}", line(&found));
     match (&found.trouble, &found.stopped) {

@@ -71,30 +71,32 @@ impl Agents {
         })
     }
 
-    /// What the machines of a namespace (of all, where it is empty) use on a node; else why it does not say. Asked once: who wants
-    /// figures asks again anyway.
+    /// What the machines of a namespace (of all, where it is empty) use on a node; else why it does not say.
     pub async fn usage(&self, node: &str, address: &str, namespace: &str) -> Result<UsageReply, String> {
-        let asked = async {
-            let mut client = self.channel(node, address).await.map_err(|trouble| match trouble {
-                Trouble::NotYet(why) => why,
-                Trouble::Final(status) => status.message,
-            })?;
-            let request = UsageRequest { namespace: namespace.to_owned() };
-            client.usage(request).await.map(tonic::Response::into_inner).map_err(|s| s.message().to_owned())
-        };
-        tokio::time::timeout(limits::USAGE, asked).await.map_err(|_| "no answer in time".to_owned())?
+        let request = UsageRequest { namespace: namespace.to_owned() };
+        self.once(node, address, async |mut agent| agent.usage(request).await).await
     }
 
     /// The newest finished steps about a machine that the agent of a node keeps; else why it does not say.
     pub async fn steps(&self, node: &str, address: &str, namespace: &str, name: &str) -> Result<Vec<Kept>, String> {
+        let request = StepsRequest { namespace: namespace.to_owned(), name: name.to_owned() };
+        let reply = self.once(node, address, async |mut agent| agent.steps(request).await).await?;
+        serde_json::from_slice(&reply.steps).map_err(|e| e.to_string())
+    }
+
+    /// Asks an agent once, for who wants to know asks again anyway; else why there is no answer.
+    async fn once<T>(
+        &self,
+        node: &str,
+        address: &str,
+        call: impl AsyncFnOnce(NodeAgentClient<Channel>) -> Result<tonic::Response<T>, tonic::Status>,
+    ) -> Result<T, String> {
         let asked = async {
-            let mut client = self.channel(node, address).await.map_err(|trouble| match trouble {
+            let agent = self.channel(node, address).await.map_err(|trouble| match trouble {
                 Trouble::NotYet(why) => why,
                 Trouble::Final(status) => status.message,
             })?;
-            let request = StepsRequest { namespace: namespace.to_owned(), name: name.to_owned() };
-            let reply = client.steps(request).await.map_err(|s| s.message().to_owned())?;
-            serde_json::from_slice(&reply.into_inner().steps).map_err(|e| e.to_string())
+            call(agent).await.map(tonic::Response::into_inner).map_err(|s| s.message().to_owned())
         };
         tokio::time::timeout(limits::USAGE, asked).await.map_err(|_| "no answer in time".to_owned())?
     }

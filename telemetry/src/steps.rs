@@ -178,23 +178,22 @@ pub fn begin() -> TraceContext {
 /// Emits the span of a finished step. Never blocks; where no collector is configured, or the trace is not sampled, or too many
 /// spans wait, it counts and returns. What fails is told in any case, with what this process did in its trace before.
 pub fn emit(step: Step<'_>) {
-    if kept::are_wanted() {
-        kept::keep(&span(step.clone()), step.service);
-    }
-    let Some(processor) = PROCESSOR.get() else {
-        UNSENT.fetch_add(1, Ordering::Relaxed);
-        return;
-    };
     let sampler = SAMPLER.get().copied().unwrap_or_default();
-    if sampler.takes(&step.context) {
-        return send(processor, span(step));
-    }
-    if !sampler.tells_failures() {
+    let taken = sampler.takes(&step.context);
+    let processor = PROCESSOR.get().filter(|_| taken || sampler.tells_failures());
+    if processor.is_none() {
         UNSENT.fetch_add(1, Ordering::Relaxed);
-        return;
+        if !kept::are_wanted() {
+            return;
+        }
     }
-    let failed = step.error.is_some();
+    let (failed, of) = (step.error.is_some(), step.service);
     let span = span(step);
+    kept::keep(&span, of);
+    let Some(processor) = processor else { return };
+    if taken {
+        return send(processor, span);
+    }
     let mut untold = UNTOLD.lock().unwrap_or_else(PoisonError::into_inner);
     if failed {
         let trace = span.span_context.trace_id();

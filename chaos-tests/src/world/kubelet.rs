@@ -118,9 +118,7 @@ impl World {
             }
             return;
         }
-        let name = self.nodes[n].name.clone();
-        let on_it = |p: &&Rc<Seen>| p.text("/spec/nodeName") == name.as_str();
-        let mut bound: Vec<Rc<Seen>> = self.ghost.all(Res::Pod).filter(on_it).cloned().collect();
+        let mut bound: Vec<Rc<Seen>> = self.bound_to(n).cloned().collect();
         bound.sort_by(|a, b| (a.namespace(), a.name()).cmp(&(b.namespace(), b.name())));
         for pod in &bound {
             self.kubelet_pod(n, pod);
@@ -198,11 +196,16 @@ impl World {
         let _ = self.serve(Verb::Delete(Res::Pod, pod.namespace().into(), pod.name().into(), options), None);
     }
 
+    /// The pods that were placed on a node.
+    fn bound_to(&self, n: usize) -> impl Iterator<Item = &Rc<Seen>> {
+        let name = self.nodes[n].name.as_str();
+        self.ghost.all(Res::Pod).filter(move |p| p.text("/spec/nodeName") == name)
+    }
+
     /// What a look at its pods would make it do.
     pub(super) fn kubelet_is_due(&self, n: usize) -> Due {
         let node = &self.nodes[n];
-        let on_it = |p: &&Rc<Seen>| p.text("/spec/nodeName") == node.name.as_str();
-        let bound: Vec<&Rc<Seen>> = self.ghost.all(Res::Pod).filter(on_it).collect();
+        let bound: Vec<&Rc<Seen>> = self.bound_to(n).collect();
         let gone = |uid: &PodUid| bound.iter().all(|p| p.uid() != uid.as_str());
         let left = node.pods.iter().any(|(uid, local)| gone(uid) && !(local.stage == Stage::Running && local.stopping));
         let mut due = Due { ends: left, ..Due::default() };

@@ -61,6 +61,13 @@ struct Asked<'a> {
     user: String,
 }
 
+impl Asked<'_> {
+    /// Whether the query says that this switch is on.
+    fn wants(&self, switch: &str) -> bool {
+        self.query.split('&').any(|p| p.split_once('=') == Some((switch, "true")))
+    }
+}
+
 fn not_found() -> Status {
     Status::new(404, "NotFound", "the server could not find the requested resource")
 }
@@ -184,8 +191,7 @@ async fn object(asked: &Asked<'_>, parts: &mut Parts, body: Body) -> Result<Resp
             match &asked.inner.config.explain {
                 Some(explain) => {
                     let mut explanation = explain.explain(asked.resource, asked.namespace, asked.name).await?;
-                    let spans = parts.uri.query().is_some_and(|q| q.split('&').any(|p| p == "spans=true"));
-                    if spans && asked.resource.starts_with("virtualmachine") && asked.resource != SETS {
+                    if asked.wants("spans") && matches!(asked.resource, "virtualmachines" | "virtualmachineinstances") {
                         usage::steps(asked, &mut explanation).await;
                     }
                     Ok(json_response(&explanation))

@@ -57,7 +57,7 @@ pub(super) async fn device(asked: &Asked<'_>, device: &str, parts: &mut Parts) -
     if phase != "Running" {
         return Err(Status::bad_request(format!("VMI is in phase {phase:?}: VMI is not running")));
     }
-    let preserve = asked.query.split('&').any(|p| p == "preserveSession=true");
+    let preserve = asked.wants("preserveSession");
     let ws = upgrade(parts).await?;
     let (up, mut down) = asked.inner.agents.stream(client, &vmi, device, preserve).await?;
     let about = format!("{device} of {}/{}", asked.namespace, asked.name);
@@ -276,7 +276,7 @@ async fn splice(socket: WebSocket, mut guest: mpsc::Receiver<Result<Bytes, Strin
             tokio::time::sleep_until(until).await;
         }
     };
-    // `None`: the client is gone, and hears nothing any more.
+    // `None`: the client has ended it, which is answered, or is gone.
     let ending: Option<Result<(), String>> = tokio::select! {
         e = to_guest => e,
         e = to_client => e,

@@ -25,8 +25,9 @@ use super::{
     mutants::Mutant,
     server::{Pool, Res},
     swarm::Swarm,
-    users::Deed,
+    users::{Deed, STRATEGIES},
 };
+use clap::{Args, builder::RangedU64ValueParser};
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
     rc::Rc,
@@ -43,37 +44,63 @@ const WIDE: usize = 30_000;
 const TELL: Duration = Duration::from_secs(10);
 
 /// How much may happen.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Args)]
 pub struct Bounds {
     /// Nodes.
+    #[arg(long, default_value_t = 2, value_parser = RangedU64ValueParser::<usize>::new().range(1..=3))]
     pub nodes: usize,
     /// Strategy of the machine, which is made before the search begins.
+    #[arg(long, default_value = "Always", value_parser = strategy)]
     pub strategy: &'static str,
-    /// What somebody may do.
+    /// What somebody may do: comma-separated, as plans have it without the machine (`stop`, `start`, `restart`, `delete`, `orphan`,
+    /// `create Always`, `set Manual`, `stop 0`, `delete-instance`, `delete-pod`, `remove-pod`, ...).
+    #[arg(long, value_name = "WORDS", value_delimiter = ',', value_parser = deed,
+        default_value = "stop,start,restart,delete,create Always")]
     pub alphabet: Vec<Deed>,
-    /// How often.
+    /// How often somebody does something.
+    #[arg(long, default_value_t = 1)]
     pub deeds: u8,
     /// Deaths of an agent, a launcher or a leader.
+    #[arg(long, default_value_t = 0)]
     pub crashes: u8,
     /// Changes of the leader.
+    #[arg(long, default_value_t = 0)]
     pub handovers: u8,
     /// Requests, answers and orders that are lost, sessions and watches that break.
+    #[arg(long, default_value_t = 0)]
     pub lost: u8,
     /// Requests and orders that arrive twice.
+    #[arg(long, default_value_t = 0)]
     pub twice: u8,
     /// A new leader's caches may be so many changes behind, once.
+    #[arg(long, default_value_t = 0)]
     pub stale: u8,
     /// Deadlines that come before what is quicker, such as messages.
+    #[arg(long, default_value_t = 0)]
     pub slow: u8,
     /// Also answers to writes come late (else only those to reads do, and those of writes are lost or there at once), watches deliver
-    /// only the next of several changes, and between a read and the write that is made from it there may be anything.
+    /// only the next of several changes, and between a read and what is written from it there may be anything: many more states.
+    #[arg(long)]
     pub late: bool,
     /// What is broken.
+    #[arg(skip)]
     pub mutant: Option<Mutant>,
-    /// Give up after so many states, zero for never.
+    /// Give up after so many states; 0 for never.
+    #[arg(long, default_value_t = 0)]
     pub states: usize,
-    /// Give up when the process has so many bytes, zero for never.
+    /// Give up at so many MiB of memory; 0 for never.
+    #[arg(long, default_value_t = 6000)]
     pub memory: u64,
+}
+
+fn strategy(text: &str) -> Result<&'static str, String> {
+    STRATEGIES.into_iter().find(|s| *s == text).ok_or_else(|| format!("unknown; there are {STRATEGIES:?}"))
+}
+
+/// A deed without the name of the machine that it is about.
+fn deed(text: &str) -> Result<Deed, String> {
+    let (verb, rest) = text.split_once(' ').map_or((text, String::new()), |(verb, rest)| (verb, format!(" {rest}")));
+    Deed::parse(&format!("{verb} {MACHINE}{rest}")).ok_or_else(|| format!("nobody can do {text:?}"))
 }
 
 impl Default for Bounds {
@@ -291,7 +318,7 @@ pub fn run(bounds: &Bounds, told: &mut dyn FnMut(&Found)) -> Found {
         }
         if last.elapsed() > TELL || found.states.is_multiple_of(1000) {
             found.memory = memory();
-            if bounds.memory > 0 && found.memory > bounds.memory {
+            if bounds.memory > 0 && found.memory > bounds.memory << 20 {
                 found.stopped = Some(format!("it takes {} MiB", found.memory >> 20));
             }
         }

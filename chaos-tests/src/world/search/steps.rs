@@ -563,18 +563,10 @@ impl World {
             })
             .collect();
         self.sessions.retain(|id, s| !s.cut || pending.contains(id));
-        let gone: Vec<Key> = self
-            .agenda
-            .iter()
-            .filter(|(_, a)| match a {
-                Action::Down(id, _) | Action::Up(_, id, _) => !self.sessions.contains_key(id),
-                _ => false,
-            })
-            .map(|(k, _)| *k)
-            .collect();
-        for key in gone {
-            self.agenda.remove(&key);
-        }
+        self.agenda.retain(|_, a| match a {
+            Action::Down(id, _) | Action::Up(_, id, _) => self.sessions.contains_key(id),
+            _ => true,
+        });
     }
 
     fn matters(&self, key: Key, action: &Action) -> bool {
